@@ -1,0 +1,73 @@
+"""ARB Ternary: train, convert and ship pure-ternary neural networks.
+
+Importing this package imports neither torch nor anything else that is heavy; the public names below are loaded when
+they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+if TYPE_CHECKING:
+    from arb_ternary.backends.select import use_backend
+    from arb_ternary.plugins.manager import manager
+    from arb_ternary.ternary.audit import audit
+    from arb_ternary.ternary.configure import configure_ternary_training, reset_runtime_state
+    from arb_ternary.ternary.convolution import TernaryConv1d, TernaryConv2d
+    from arb_ternary.ternary.embedding import TernaryEmbedding
+    from arb_ternary.ternary.linear import TernaryLinear
+    from arb_ternary.ternary.norm import TernaryRMSNorm
+    from arb_ternary.ternary.update import ternary_update
+
+__version__: Final = "0.1.0"
+
+#: Version of the plugin interface (major, minor). A plugin declares the version that it was written for as
+#: ``ARB_API_VERSION`` in its hook module; the same major and a minor no newer than this loads.
+API_VERSION: Final = (1, 0)
+
+#: Marks a function of a plugin's hook module as the implementation of a hook.
+hookimpl: Final = pluggy.HookimplMarker("arb_ternary")
+
+_LAZY: Final = {
+    "TernaryConv1d": "arb_ternary.ternary.convolution",
+    "TernaryConv2d": "arb_ternary.ternary.convolution",
+    "TernaryEmbedding": "arb_ternary.ternary.embedding",
+    "TernaryLinear": "arb_ternary.ternary.linear",
+    "TernaryRMSNorm": "arb_ternary.ternary.norm",
+    "audit": "arb_ternary.ternary.audit",
+    "configure_ternary_training": "arb_ternary.ternary.configure",
+    "manager": "arb_ternary.plugins.manager",
+    "reset_runtime_state": "arb_ternary.ternary.configure",
+    "ternary_update": "arb_ternary.ternary.update",
+    "use_backend": "arb_ternary.backends.select",
+}
+
+__all__ = [
+    "API_VERSION",
+    "TernaryConv1d",
+    "TernaryConv2d",
+    "TernaryEmbedding",
+    "TernaryLinear",
+    "TernaryRMSNorm",
+    "__version__",
+    "audit",
+    "configure_ternary_training",
+    "hookimpl",
+    "manager",
+    "reset_runtime_state",
+    "ternary_update",
+    "use_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,84 @@
+"""What a kernel backend supplies: kernels by op name, in a memory layout of its own.
+
+Shapes: ``M`` rows of activations (all leading dimensions flattened), ``K`` input features, ``N`` output features, ``G``
+group size along ``K``, ``J = ceil(K / G)`` groups a row. A weight is ``W[n, k] = T[n, k] * 2**E[n, k // G]`` with ``T``
+in {-1, 0, +1} and ``E`` int8. ``packed`` and ``votes`` are tensors in the backend's layout; everything else is logical.
+
+Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``); a backend's kernels are plain functions that see
+neither. A kernel never resizes, never casts silently, and writes only to the tensors that its docstring says it mutates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, runtime_checkable
+
+from attrs import frozen
+
+__all__ = [
+    "FUSED_VOTES",
+    "OPTIONAL_OPS",
+    "REQUIRED_OPS",
+    "KernelBackend",
+    "ProbeResult",
+    "WeightShape",
+]
+
+#: Ops that every backend supplies.
+REQUIRED_OPS: Final = (
+    "pack",
+    "unpack",
+    "quantize_rows",
+    "linear",
+    "linear_grad_input",
+    "cast_votes",
+    "apply_votes",
+    "apply_exponent_votes",
+)
+#: Ops that fall back to the reference where a backend lacks them (an error under ``ARB_TERNARY_STRICT=1``).
+OPTIONAL_OPS: Final = ("pack_votes", "unpack_votes", "embedding", "embedding_votes", "rms_norm_quantize")
+
+#: Capability: ``cast_votes`` never materialises the gradient.
+FUSED_VOTES: Final = "fused_votes"
+
+
+@frozen
+class ProbeResult:
+    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or "unusable: ..."."""
+
+    usable: bool
+    reason: str
+
+
+@frozen
+class WeightShape:
+    """The logical shape of a ternary weight: ``N`` rows, ``K`` columns, one exponent per ``G`` columns of a row."""
+
+    out_features: int
+    in_features: int
+    group_size: int
+
+    @property
+    def groups(self) -> int:
+        """Exponents a row, ``J``."""
+        return -(-self.in_features // self.group_size)
+
+
+@runtime_checkable
+class KernelBackend(Protocol):
+    """A set of kernels that share a layout.
+
+    Attributes:
+        name: the registered name.
+        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`.
+        kernels: implementation by op name, with the signatures of ``arb_ternary.backends.reference``.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> frozenset[str]: ...
+
+    @property
+    def kernels(self) -> Mapping[str, Callable[..., object]]: ...

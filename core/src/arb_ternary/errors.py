@@ -1,0 +1,92 @@
+"""The errors that a user meets, and the one function that prints them.
+
+Every error says what is wrong and, where there is one, what to do about it (``hint``). The command line turns an
+:class:`ArbError` into a message without a traceback and into the exit code of its class; a library user catches it
+as an ordinary exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "ArbError",
+    "CheckpointError",
+    "ComponentError",
+    "ConfigError",
+    "DataError",
+    "EnvironmentProblem",
+    "Interrupted",
+    "UsageProblem",
+    "nearest",
+    "render",
+]
+
+
+class ArbError(Exception):
+    """A failure that the user can understand and act on.
+
+    Args:
+        what: one sentence, path or name first: what is wrong and where.
+        hint: what to do about it; may span lines. Empty when there is nothing to add.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.hint}" if self.hint else self.what
+
+
+class UsageProblem(ArbError):
+    """The command line or an environment variable asks for something that does not exist."""
+
+    exit_code = 2
+
+
+class ConfigError(ArbError):
+    """A configuration is wrong; ``what`` lists every fault with its file and line."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(ArbError):
+    """Something that the run names is not installed, failed to load or cannot work on this machine."""
+
+    exit_code = 3
+
+
+class ComponentError(ArbError):
+    """A component does not keep the protocol of its kind."""
+
+
+class CheckpointError(ArbError):
+    """A checkpoint is truncated, damaged, foreign or missing."""
+
+
+class DataError(ArbError):
+    """Text, token files or a tokenizer cannot be used."""
+
+
+class Interrupted(ArbError):
+    """The run was asked to stop (SIGINT or SIGTERM) and has saved a checkpoint."""
+
+    exit_code = 130
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``name`` was probably meant to be, or None when none is close."""
+    matches = get_close_matches(name, sorted(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def render(error: ArbError) -> str:
+    """The text that the command line prints for ``error``: ``error:`` line, then the indented hint."""
+    lines = [f"error: {error.what}"]
+    lines.extend(f"  {line}" if line else "" for line in error.hint.splitlines())
+    return "\n".join(lines)

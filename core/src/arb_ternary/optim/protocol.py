@@ -1,0 +1,73 @@
+"""What an optimizer is given and what its step reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from arb_ternary.ternary.module import TernaryModule
+
+__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable"]
+
+
+@frozen
+class Trainable:
+    """The parts of a model that an optimizer may change, by qualified name.
+
+    Attributes:
+        ternary: modules whose packed weights learn by votes and that are not frozen.
+        floats: float parameters with ``requires_grad``.
+    """
+
+    ternary: Mapping[str, TernaryModule] = field(factory=dict)
+    floats: Mapping[str, nn.Parameter] = field(factory=dict)
+
+
+@frozen
+class StepOutcome:
+    """What one ``step()`` of an optimizer did.
+
+    Attributes:
+        stepped: whether weights were updated; a wrapper that defers a step reports False.
+        draws: micro-batches that went into the step (so far, when it was deferred).
+        grad_norm: norm of the gradient of the last micro-batch, when it is known.
+        flips: trits that changed.
+        exponent_moves: exponents that changed.
+        skipped: the update was dropped because a loss or signal was not finite.
+        statistics: further numbers for the progress line and the metrics file.
+    """
+
+    stepped: bool = True
+    draws: int = 1
+    grad_norm: float | None = None
+    flips: int = 0
+    exponent_moves: int = 0
+    skipped: bool = False
+    statistics: Mapping[str, float] = field(factory=dict)
+
+
+def as_outcome(result: Any) -> StepOutcome:
+    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None."""
+    if isinstance(result, StepOutcome):
+        return result
+    if isinstance(result, bool):
+        return StepOutcome(stepped=result)
+    return StepOutcome()
+
+
+def collect_trainable(model: nn.Module) -> Trainable:
+    """The trainable parts of ``model``, in the order of ``named_modules`` and ``named_parameters``; tied modules once."""
+    from arb_ternary.ternary.module import TernaryModule
+
+    ternary = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, TernaryModule) and not module.frozen
+    }
+    floats = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Trainable(ternary, floats)
