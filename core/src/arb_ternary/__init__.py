@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.norm import TernaryRMSNorm
     from arb_ternary.ternary.update import ternary_update
 
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
 
 #: Version of the plugin interface (major, minor). A plugin declares the version that it was written for as
 #: ``ARB_API_VERSION`` in its hook module; the same major and a minor no newer than this loads.
