@@ -5,7 +5,8 @@ group size along ``K``, ``J = ceil(K / G)`` groups a row. A weight is ``W[n, k] 
 in {-1, 0, +1} and ``E`` int8. ``packed`` and ``votes`` are tensors in the backend's layout; everything else is logical.
 
 Core owns schemas, fakes and autograd (``arb_ternary.backends.ops``); a backend's kernels are plain functions that see
-neither. A kernel never resizes, never casts silently, and writes only to the tensors that its docstring says it mutates.
+neither. A kernel never resizes, never casts silently, and writes only to the tensors that its docstring says it
+mutates.
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ REQUIRED_OPS: Final = (
     "apply_exponent_votes",
 )
 #: Ops that fall back to the reference where a backend lacks them (an error under ``ARB_TERNARY_STRICT=1``).
-OPTIONAL_OPS: Final = ("pack_votes", "unpack_votes", "embedding", "embedding_votes", "rms_norm_quantize")
+OPTIONAL_OPS: Final = (
+    "pack_votes",
+    "unpack_votes",
+    "quantize_gradient",
+    "embedding",
+    "embedding_votes",
+    "rms_norm_quantize",
+)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"

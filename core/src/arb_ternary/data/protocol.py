@@ -96,7 +96,7 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class DataSource(Protocol):
-    """Token streams for training and validation, as one-dimensional integer arrays (memory-mapped where they are large)."""
+    """Token streams for training and validation: one-dimensional integer arrays, memory-mapped where they are large."""
 
     @property
     def name(self) -> str: ...

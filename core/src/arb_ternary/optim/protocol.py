@@ -61,7 +61,7 @@ def as_outcome(result: Any) -> StepOutcome:
 
 
 def collect_trainable(model: nn.Module) -> Trainable:
-    """The trainable parts of ``model``, in the order of ``named_modules`` and ``named_parameters``; tied modules once."""
+    """The trainable parts of ``model`` in the order of their names' registration; tied modules once."""
     from arb_ternary.ternary.module import TernaryModule
 
     ternary = {

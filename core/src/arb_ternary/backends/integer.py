@@ -1,0 +1,123 @@
+"""Exact integer matrix products on top of the library's int8 GEMM.
+
+``torch._int_mm`` reaches the int8 units of the machine, but on a processor without VNNI its library kernels may pass
+through saturating 16-bit sums. So it is used only where a worst-case product comes out right; elsewhere the product is
+taken in float32 over stretches of the inner dimension that are short enough to be exact.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["int_matmul", "shifted_weight_product"]
+
+#: Longest inner dimension whose products of two int8 sum exactly in float32: 127 * 127 * 1040 < 2**24.
+_FLOAT_EXACT_K: Final = 1040
+#: Largest left shift of a trit that stays within int8: 1 << 6 = 64.
+_SHIFT_BITS: Final = 6
+#: Largest spread of exponents whose sum over K = 2**16 fits in 64 bits: 127 * 2**16 * 2**40 < 2**63.
+MAX_SPREAD: Final = 40
+
+
+def _float_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    total = torch.zeros(a_MK.shape[0], b_KN.shape[1], dtype=torch.int32, device=a_MK.device)
+    for start in range(0, a_MK.shape[1], _FLOAT_EXACT_K):
+        stop = start + _FLOAT_EXACT_K
+        total += (a_MK[:, start:stop].to(torch.float32) @ b_KN[start:stop].to(torch.float32)).to(torch.int32)
+    return total
+
+
+@cache
+def _library_is_exact(device_type: str) -> bool:
+    """Whether the library's int8 GEMM gets the products with the largest intermediate sums right on this device."""
+    if device_type not in ("cpu", "cuda"):
+        return False
+    for left, right in ((127, 127), (127, -127), (-127, 127), (-128, 127)):
+        a = torch.full((32, 256), left, dtype=torch.int8, device=device_type)
+        b = torch.full((256, 32), right, dtype=torch.int8, device=device_type)
+        try:
+            product = torch._int_mm(a, b)
+        except RuntimeError:
+            return False
+        if not bool((product == left * right * 256).all()):
+            return False
+    return True
+
+
+def _plain_strides(matrix: Tensor) -> Tensor:
+    """A copy of a matrix with one row or one column, else the matrix itself.
+
+    The stride of a dimension of size 1 may be anything, and the CPU library takes the transpose of such a matrix for
+    something else: its product then reads memory that does not belong to it.
+    """
+    return matrix.clone(memory_format=torch.contiguous_format) if 1 in matrix.shape else matrix
+
+
+def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """The CUDA library takes more than 16 rows and multiples of 8 only; zeros change no product."""
+    rows, inner = a_MK.shape
+    columns = b_KN.shape[1]
+    pad_rows = max(0, 32 - rows)
+    pad_inner, pad_columns = -inner % 8, -columns % 8
+    a = torch.nn.functional.pad(a_MK, (0, pad_inner, 0, pad_rows))
+    b = torch.nn.functional.pad(b_KN, (0, pad_columns, 0, pad_inner))
+    return torch._int_mm(a, b)[:rows, :columns]
+
+
+def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> Tensor:
+    """``a @ b`` of int8 matrices, exact: int32 ``[M, N]``, or int64 where 32 bits could overflow.
+
+    Args:
+        a_MK: int8.
+        b_KN: int8.
+        largest_product: a bound on ``|a * b|`` of single elements; it decides how long a stretch fits in 32 bits.
+    """
+    rows, inner = a_MK.shape
+    columns = b_KN.shape[1]
+    if 0 in (rows, inner, columns):
+        return torch.zeros(rows, columns, dtype=torch.int32, device=a_MK.device)
+    stretch = (2**31 - 1) // max(largest_product, 1)
+    if inner > stretch:
+        total = torch.zeros(rows, columns, dtype=torch.int64, device=a_MK.device)
+        for start in range(0, inner, stretch):
+            stop = start + stretch
+            total += int_matmul(a_MK[:, start:stop], b_KN[start:stop], largest_product)
+        return total
+    if not _library_is_exact(a_MK.device.type):
+        return _float_product(a_MK, b_KN)
+    if a_MK.device.type == "cpu":
+        return torch._int_mm(_plain_strides(a_MK), _plain_strides(b_KN))
+    return _padded_product(a_MK, b_KN)
+
+
+def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> Tensor:
+    """``sum_k a[m, k] * (t[k, n] << shift[k, n])``, exact.
+
+    Args:
+        a_MK: int8.
+        trits_KN: int8 trits.
+        shift_KN: non-negative shifts, broadcastable to ``[K, N]``.
+
+    Returns:
+        int32 ``[M, N]`` when no shift exceeds 6 (then one int8 GEMM does it) and 32 bits hold the sums, else int64.
+
+    Raises:
+        ValueError: a shift exceeds 40, beyond which 64 bits do not hold the sum for K = 2**16.
+    """
+    largest = int(shift_KN.amax()) if shift_KN.numel() else 0
+    if largest > MAX_SPREAD:
+        raise ValueError(f"exponents spread over {largest}; the exact integer product takes at most {MAX_SPREAD}")
+    if largest <= _SHIFT_BITS:
+        return int_matmul(a_MK, trits_KN << shift_KN.to(torch.int8), 127 << largest)
+    total = torch.zeros(a_MK.shape[0], trits_KN.shape[1], dtype=torch.int64, device=a_MK.device)
+    shift = shift_KN.expand(trits_KN.shape).to(torch.int64)
+    band = torch.div(shift, _SHIFT_BITS + 1, rounding_mode="floor")
+    within = (shift - band * (_SHIFT_BITS + 1)).to(torch.int8)
+    for b in range(largest // (_SHIFT_BITS + 1) + 1):
+        weight = torch.where(band == b, trits_KN << within, 0)
+        total += int_matmul(a_MK, weight, 127 << _SHIFT_BITS).to(torch.int64) << (b * (_SHIFT_BITS + 1))
+    return total

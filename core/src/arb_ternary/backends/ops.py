@@ -1,0 +1,417 @@
+"""The ops: schemas, fake (meta) implementations and autograd, once for every backend.
+
+Namespace ``arb_ternary::``. The backend's name is a constant string argument, so ``torch.compile(fullgraph=True)``
+makes one graph without a break, and switching the backend recompiles. An op checks what its kernels rely on and mutates exactly what its schema says.
+
+Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the three integers
+``N, K, G``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn), ``stats`` (float32
+``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.ternary.control`).
+
+``anchor`` is an empty tensor that requires grad. Integer weights cannot carry a graph; without it, the first ternary
+layer of a pure model would see no input that requires grad and would never be asked to vote.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.ternary.control import MICRO, SEED, STEP, STREAM
+
+__all__ = [
+    "ACTIVATION_MODES",
+    "GRADIENT_MODES",
+    "bias",
+    "cast_embedding_votes",
+    "cast_votes",
+    "embedding",
+    "linear",
+    "linear_grad_input",
+    "quantize_gradient",
+]
+
+ACTIVATION_MODES: Final = ("int8", "float")
+GRADIENT_MODES: Final = ("float", "int8")
+
+#: Uses of the counter hash within one backward of one tensor: each has a stream of its own.
+_USES: Final = 4
+_USE_GRAD_INPUT: Final = 0
+_USE_VOTES: Final = 1
+_USE_EMBEDDING: Final = 2
+#: Micro-batches of one step that have hashes of their own.
+_MICRO_BITS: Final = 20
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+# --- gradients to int8 -----------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("arb_ternary::quantize_gradient", mutates_args=())
+def quantize_gradient(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
+    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32 scalar)."""
+    seed, step, stream, micro = control.tolist()[:4]
+    q, scale = kernel(backend, "quantize_gradient")(grad, seed, (step << _MICRO_BITS) + micro, stream * _USES + use)
+    return q, scale
+
+
+@quantize_gradient.register_fake
+def _(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(grad, dtype=torch.int8), grad.new_empty((), dtype=torch.float32)
+
+
+# --- votes -----------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("arb_ternary::cast_votes", mutates_args=("votes", "exponent_votes", "stats", "control"))
+def cast_votes(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    backend: str,
+) -> None:
+    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in ``control``."""
+    _check(grad.shape == (x.shape[0], out_features), f"grad must be [M, N], got {tuple(grad.shape)}")
+    shape = WeightShape(out_features, in_features, group_size)
+    kernel(backend, "cast_votes")(grad, x, scale, packed, votes, exponent_votes, stats, shape)
+    control[MICRO] += 1
+
+
+@cast_votes.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    backend: str,
+) -> None:
+    return None
+
+
+@torch.library.custom_op(
+    "arb_ternary::cast_embedding_votes",
+    mutates_args=("votes", "exponent_votes", "correlation", "steps", "stats", "control"),
+)
+def cast_embedding_votes(
+    ids: Tensor,
+    grad: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    backend: str,
+) -> None:
+    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; counts the micro-batch in ``control``."""
+    shape = WeightShape(out_features, in_features, group_size)
+    kernel(backend, "embedding_votes")(
+        ids, grad, scale, packed, votes, exponent_votes, correlation, steps, stats, shape
+    )
+    control[MICRO] += 1
+
+
+@cast_embedding_votes.register_fake
+def _(
+    ids: Tensor,
+    grad: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    backend: str,
+) -> None:
+    return None
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("arb_ternary::linear_grad_input", mutates_args=())
+def linear_grad_input(
+    grad: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    dtype: torch.dtype,
+    backend: str,
+) -> Tensor:
+    """``grad [M, N] @ W``: ``[M, K]`` in ``dtype``."""
+    shape = WeightShape(out_features, in_features, group_size)
+    result: Tensor = kernel(backend, "linear_grad_input")(grad, scale, packed, exponent, shape, dtype)
+    return result
+
+
+@linear_grad_input.register_fake
+def _(
+    grad: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    dtype: torch.dtype,
+    backend: str,
+) -> Tensor:
+    return grad.new_empty((grad.shape[0], in_features), dtype=dtype)
+
+
+@torch.library.custom_op("arb_ternary::linear", mutates_args=())
+def linear(
+    x: Tensor,
+    anchor: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    bias: Tensor | None,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    activations: str,
+    gradients: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``x [M, K] @ W.T + bias``.
+
+    ``activations`` is ``int8`` or ``float``, ``gradients`` likewise. Backward casts votes when ``anchor`` is given.
+
+    Returns:
+        ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the quantised rows and their scales (kept for backward
+        instead of ``x``: a quarter of its bytes), else two empty tensors.
+    """
+    _check(x.dim() == 2 and x.shape[1] == in_features, f"x must be [M, {in_features}], got {tuple(x.shape)}")
+    _check(x.is_floating_point(), f"x must be a float tensor, got {x.dtype}")
+    shape = WeightShape(out_features, in_features, group_size)
+    run = kernel(backend, "linear")
+    if activations == "int8":
+        q, scale = kernel(backend, "quantize_rows")(x)
+        return run(q, scale, packed, exponent, bias, shape, x.dtype), q, scale
+    y = run(x, None, packed, exponent, bias, shape, x.dtype)
+    return y, x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
+
+
+@linear.register_fake
+def _(
+    x: Tensor,
+    anchor: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    bias: Tensor | None,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    activations: str,
+    gradients: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[0]
+    y = x.new_empty((rows, out_features))
+    if activations == "int8":
+        return y, x.new_empty((rows, in_features), dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
+    return y, x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
+
+
+def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, anchor, packed, exponent, bias, votes, exponent_votes, stats, control, *settings = inputs
+    _, q, scale = output
+    ctx.mark_non_differentiable(q, scale)
+    ctx.out_features, ctx.in_features, ctx.group_size, ctx.activations, ctx.gradients, ctx.backend = settings
+    ctx.casts = anchor is not None
+    ctx.has_bias = bias is not None
+    ctx.x_dtype = x.dtype
+    if ctx.activations == "int8":
+        ctx.save_for_backward(q, scale, packed, exponent)
+    else:
+        ctx.save_for_backward(x, scale, packed, exponent)
+    # Not saved: backward mutates these, and a module used twice in one graph must not trip the version check.
+    ctx.accumulators = (votes, exponent_votes, stats, control)
+
+
+def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
+    x, scale_M, packed, exponent = ctx.saved_tensors
+    votes, exponent_votes, stats, control = ctx.accumulators
+    weight = (ctx.out_features, ctx.in_features, ctx.group_size)
+    integer = ctx.gradients == "int8"
+    grad_y = grad_y.contiguous()
+    grad_x: Tensor | None = None
+    if ctx.needs_input_grad[0]:
+        grad, scale = grad_y, None
+        if integer:
+            grad, scale = quantize_gradient(grad_y, control, _USE_GRAD_INPUT, ctx.backend)
+        grad_x = linear_grad_input(grad, scale, packed, exponent, *weight, ctx.x_dtype, ctx.backend)
+    if ctx.casts:
+        # The token scales of int8 activations belong to the product; folded into the gradient, x stays integer.
+        folded = grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
+        scale = None
+        if integer and ctx.activations == "int8":
+            folded, scale = quantize_gradient(folded, control, _USE_VOTES, ctx.backend)
+        cast_votes(folded, x, scale, packed, votes, exponent_votes, stats, control, *weight, ctx.backend)
+    grad_bias = grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
+    return (grad_x, None, None, None, grad_bias, *(None,) * 10)
+
+
+linear.register_autograd(_linear_backward, setup_context=_linear_setup)
+
+
+# --- embedding -------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("arb_ternary::embedding", mutates_args=())
+def embedding(
+    ids: Tensor,
+    anchor: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    dtype: torch.dtype,
+    gradients: str,
+    backend: str,
+) -> Tensor:
+    """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= out_features):
+        raise IndexError(f"ids must lie in 0..{out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+    shape = WeightShape(out_features, in_features, group_size)
+    rows: Tensor = kernel(backend, "embedding")(ids, packed, exponent, shape, dtype)
+    return rows
+
+
+@embedding.register_fake
+def _(
+    ids: Tensor,
+    anchor: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    stats: Tensor,
+    control: Tensor,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    dtype: torch.dtype,
+    gradients: str,
+    backend: str,
+) -> Tensor:
+    return torch.empty((ids.shape[0], in_features), dtype=dtype, device=packed.device)
+
+
+def _embedding_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ids, anchor, packed, _, votes, exponent_votes, correlation, steps, stats, control, *settings = inputs
+    ctx.out_features, ctx.in_features, ctx.group_size, _, ctx.gradients, ctx.backend = settings
+    ctx.casts = anchor is not None
+    ctx.save_for_backward(ids, packed)
+    ctx.accumulators = (votes, exponent_votes, correlation, steps, stats, control)
+
+
+def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+    if ctx.casts:
+        ids, packed = ctx.saved_tensors
+        *accumulators, stats, control = ctx.accumulators
+        grad = grad.contiguous()
+        scale = None
+        if ctx.gradients == "int8":
+            grad, scale = quantize_gradient(grad, control, _USE_EMBEDDING, ctx.backend)
+        weight = (ctx.out_features, ctx.in_features, ctx.group_size)
+        cast_embedding_votes(ids, grad, scale, packed, *accumulators, stats, control, *weight, ctx.backend)
+    return (None,) * 16
+
+
+embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
+
+
+# --- bias ------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("arb_ternary::cast_bias_votes", mutates_args=("votes",))
+def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
+    """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
+    s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
+    votes.copy_((votes.to(torch.int16) - s).clamp_(-128, 127))
+
+
+@cast_bias_votes.register_fake
+def _(grad: Tensor, votes: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("arb_ternary::bias", mutates_args=())
+def bias(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
+    """The integer bias as float32: ``value [N] * 2**exponent``; votes are cast in backward when ``anchor`` is given."""
+    return torch.ldexp(value.to(torch.float32), exponent.to(torch.int32))
+
+
+@bias.register_fake
+def _(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
+    return torch.empty_like(value, dtype=torch.float32)
+
+
+def _bias_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.casts = inputs[0] is not None
+    ctx.votes = inputs[3]
+
+
+def _bias_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+    if ctx.casts:
+        cast_bias_votes(grad.contiguous(), ctx.votes)
+    return (None,) * 4
+
+
+bias.register_autograd(_bias_backward, setup_context=_bias_setup)
+
+#: The hash words of an op come from ``control``; kept here so that a change of its layout fails at import.
+assert (SEED, STEP, STREAM, MICRO) == (0, 1, 2, 3)

@@ -1,0 +1,245 @@
+"""The torch backend: the executable form of the number format and its updates, on any device that torch serves.
+
+Every kernel is a plain function of tensors and a :class:`WeightShape`; other backends have the same signatures.
+Shapes: ``M`` rows of activations, ``K`` input features, ``N`` output features, ``G`` group size, ``J = ceil(K / G)``
+groups a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from arb_ternary.backends import reference_votes as _votes
+from arb_ternary.backends.decode_cache import CACHE, Decoded
+from arb_ternary.backends.integer import int_matmul, shifted_weight_product
+from arb_ternary.backends.layout import pack_trits, unpack_trits
+from arb_ternary.backends.protocol import KernelBackend, WeightShape
+
+__all__ = [
+    "build",
+    "dense_weight",
+    "embedding",
+    "linear",
+    "linear_grad_input",
+    "pack",
+    "pack_votes",
+    "quantize_rows",
+    "rms_norm_quantize",
+    "unpack",
+    "unpack_votes",
+]
+
+#: Exponents of a row whose spread is at most this share one int8 matrix (1 << 6 = 64 fits in int8).
+_INT8_SPREAD: Final = 6
+
+
+def pack(trits_NK: Tensor) -> Tensor:
+    """int8 trits ``[N, K]`` to the backend's layout (uint8)."""
+    return pack_trits(trits_NK)
+
+
+def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
+    """The backend's layout to int8 trits ``[N, K]``."""
+    return unpack_trits(packed, shape.in_features)
+
+
+def pack_votes(votes_NK: Tensor) -> Tensor:
+    """int8 votes ``[N, K]`` to the backend's layout; here they are the same."""
+    return votes_NK.clone()
+
+
+def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
+    """The backend's layout of votes to int8 ``[N, K]``."""
+    return votes.view(shape.out_features, shape.in_features).clone()
+
+
+def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
+    """Repeat one value a group over the columns of the group: ``[N, J]`` to ``[N, K]``."""
+    if shape.groups == 1:
+        return values_NJ.expand(-1, shape.in_features)
+    return values_NJ.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Exact float32 ``2**exponent`` for integer exponents in -126..127, built from the bits of the result."""
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def dense_weight(packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
+    """``T * 2**E`` in a float dtype, ``[N, K]``; exact in float32 and bfloat16."""
+    scale = spread_over_columns(power_of_two(exponent), shape)
+    return (unpack(packed, shape) * scale).to(dtype)
+
+
+def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Per-row absolute-maximum quantisation to int8.
+
+    ``s = max|x| / 127``; ``q = round_half_even(x / s)``, both in float32 with IEEE division. A row of zeros (or one so
+    small that ``s`` underflows) gives ``q = 0, s = 0``. A row with a non-finite value gives a non-finite scale, so that
+    the fault reaches the loss; its non-finite entries get ``q = 0``.
+
+    Returns:
+        ``q`` int8 ``[M, K]`` and ``s`` float32 ``[M]``.
+    """
+    x = x_MK.to(torch.float32)
+    if x.shape[1] == 0:
+        return x.to(torch.int8), x.new_zeros(x.shape[0])
+    scale_M = x.abs().amax(dim=1).div_(127.0)
+    divisor = torch.where(scale_M == 0, torch.inf, scale_M)
+    quotient = x / divisor.unsqueeze(1)
+    return quotient.nan_to_num_(0.0, 0.0, 0.0).round_().to(torch.int8), scale_M
+
+
+def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm without gain, ``x * rsqrt(mean(x**2) + eps)`` in float32, then :func:`quantize_rows`."""
+    x = x_MK.to(torch.float32)
+    return quantize_rows(x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + eps))
+
+
+def _decode(packed: Tensor, exponent: Tensor, shape: WeightShape) -> Decoded | None:
+    """The weight as one int8 matrix and a row exponent, or None when the exponents of a row spread too far."""
+    found = CACHE.get(packed, exponent)
+    if found is not None:
+        return found
+    wide = exponent.to(torch.int32)
+    floor_N = wide.amin(dim=1)
+    shift_NJ = wide - floor_N.unsqueeze(1)
+    if int(shift_NJ.amax()) > _INT8_SPREAD:
+        return None
+    trits = unpack(packed, shape)
+    if bool(shift_NJ.any()):
+        trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
+    decoded = Decoded(trits, floor_N)
+    CACHE.put(packed, exponent, decoded)
+    return decoded
+
+
+def _linear_int8(q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
+    """Exact sums ``[M, N]`` in units of ``2**floor_N``."""
+    decoded = _decode(packed, exponent, shape)
+    if decoded is not None:
+        return int_matmul(q_MK, decoded.codes.t(), 127 << _INT8_SPREAD), decoded.floor
+    wide = exponent.to(torch.int32)
+    floor_N = wide.amin(dim=1)
+    shift_NK = spread_over_columns(wide - floor_N.unsqueeze(1), shape)
+    return shifted_weight_product(q_MK, unpack(packed, shape).t(), shift_NK.t()), floor_N
+
+
+def linear(
+    x_MK: Tensor,
+    scale_M: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    bias_N: Tensor | None,
+    shape: WeightShape,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``x @ W.T + bias``.
+
+    Args:
+        x_MK: float rows, or int8 rows with ``scale_M``.
+        scale_M: float32 scales of int8 rows; None selects the float mode.
+        packed: weight in the backend's layout.
+        exponent: int8 ``[N, J]``.
+        bias_N: float32, added last.
+        shape: logical shape of the weight.
+        dtype: of the result.
+
+    In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an exact integer,
+    converted once, so the result does not depend on the order of summation.
+
+    Returns:
+        ``[M, N]`` in ``dtype``.
+    """
+    if scale_M is None:
+        y = torch.nn.functional.linear(x_MK, dense_weight(packed, exponent, shape, x_MK.dtype)).to(dtype)
+        return y if bias_N is None else y + bias_N.to(dtype)
+    if 0 in (shape.out_features, shape.in_features):
+        y = scale_M.new_zeros(scale_M.shape[0], shape.out_features)
+    else:
+        acc, floor_N = _linear_int8(x_MK, packed, exponent, shape)
+        y = acc.to(torch.float32).mul_(scale_M.unsqueeze(1)).mul_(power_of_two(floor_N))
+    if bias_N is not None:
+        y += bias_N
+    return y.to(dtype)
+
+
+def linear_grad_input(
+    grad_MN: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    exponent: Tensor,
+    shape: WeightShape,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``grad_y @ W`` from the packed weight.
+
+    Args:
+        grad_MN: float, or int8 with ``scale``.
+        scale: float32 scalar, the power of two of an int8 gradient; None selects the float mode.
+        packed: weight in the backend's layout.
+        exponent: int8 ``[N, J]``.
+        shape: logical shape of the weight.
+        dtype: of the result.
+
+    In int8 mode the sum over N is taken exactly in units of the smallest exponent of each column group.
+
+    Returns:
+        ``[M, K]`` in ``dtype``.
+    """
+    if scale is None:
+        return (grad_MN @ dense_weight(packed, exponent, shape, grad_MN.dtype)).to(dtype)
+    if 0 in (shape.out_features, shape.in_features):
+        return torch.zeros(grad_MN.shape[0], shape.in_features, dtype=dtype, device=grad_MN.device)
+    wide = exponent.to(torch.int32)
+    floor_J = wide.amin(dim=0, keepdim=True)
+    shift_NK = spread_over_columns(wide - floor_J, shape)
+    acc = shifted_weight_product(grad_MN, unpack(packed, shape), shift_NK)
+    floor_K = spread_over_columns(power_of_two(floor_J), shape)
+    return acc.to(torch.float32).mul_(scale).mul_(floor_K).to(dtype)
+
+
+def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
+    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
+
+    Raises:
+        IndexError: an id is outside ``0 .. N - 1``.
+    """
+    rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
+    return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
+
+
+@frozen
+class TorchBackend:
+    """The reference backend; always there, correct everywhere."""
+
+    name: str = "torch"
+    capabilities: frozenset[str] = frozenset()
+    kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
+
+
+def build() -> KernelBackend:
+    """The torch backend with every required and optional op."""
+    return TorchBackend(
+        kernels={
+            "pack": pack,
+            "unpack": unpack,
+            "pack_votes": pack_votes,
+            "unpack_votes": unpack_votes,
+            "quantize_rows": quantize_rows,
+            "quantize_gradient": _votes.quantize_gradient,
+            "linear": linear,
+            "linear_grad_input": linear_grad_input,
+            "cast_votes": _votes.cast_votes,
+            "apply_votes": _votes.apply_votes,
+            "apply_exponent_votes": _votes.apply_exponent_votes,
+            "embedding": embedding,
+            "embedding_votes": _votes.embedding_votes,
+            "rms_norm_quantize": rms_norm_quantize,
+        }
+    )

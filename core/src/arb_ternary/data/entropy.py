@@ -1,0 +1,100 @@
+"""Entropy of a token stream: the losses that a model of no context and of one token of context cannot beat.
+
+Both are plug-in estimates from the counts of the stream itself, so they are lower than the losses that such a model
+reaches on unseen text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arb_ternary.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["bigram_entropy", "unigram_entropy"]
+
+#: Tokens counted at a time: bounds the memory used for a stream that is memory-mapped.
+_CHUNK = 1 << 24
+#: The largest table of counts that is kept dense (int64, so 128 MiB); beyond it only the pairs that occur are kept.
+_DENSE = 1 << 24
+
+
+def unigram_entropy(ids: ArrayLike) -> float:
+    """Entropy ``H(x) = -sum p(x) ln p(x)`` of the empirical distribution of tokens, in nats a token.
+
+    Args:
+        ids: token ids, integers of any dtype ``[L]``, none negative.
+
+    Raises:
+        DataError: ``ids`` is empty, is not one-dimensional or holds something that is not a token id.
+    """
+    ids_L = _as_ids(ids, at_least=1)
+    return _entropy(_count(_chunks(ids_L), int(ids_L.max()) + 1))
+
+
+def bigram_entropy(ids: ArrayLike) -> float:
+    """Empirical conditional entropy ``H(x2 | x1) = H(x1, x2) - H(x1)`` of neighbouring tokens, in nats a token.
+
+    ``H(x1)`` is taken over the ``L - 1`` tokens that have a successor, so that both terms describe the same pairs.
+
+    Args:
+        ids: token ids, integers of any dtype ``[L]``, none negative and below ``2**31``.
+
+    Raises:
+        DataError: ``ids`` has fewer than two tokens, is not one-dimensional or holds something that is not a token id.
+    """
+    ids_L = _as_ids(ids, at_least=2)
+    size = int(ids_L.max()) + 1
+    if size > 1 << 31:
+        raise DataError(f"token id {size - 1} is too large: pairs are counted for ids below 2**31")
+    first, second = ids_L[:-1], ids_L[1:]
+    pairs = (a * size + b for a, b in zip(_chunks(first), _chunks(second), strict=True))
+    return _entropy(_count(pairs, size * size)) - _entropy(_count(_chunks(first), size))
+
+
+def _as_ids(ids: ArrayLike, at_least: int) -> NDArray[Any]:
+    array = np.asarray(ids)
+    if array.ndim != 1:
+        raise DataError(f"token ids must have one dimension, not shape {array.shape}")
+    if array.size < at_least:
+        raise DataError(f"{array.size} tokens are too few for this entropy: at least {at_least} needed")
+    if array.dtype.kind not in "iu":
+        raise DataError(f"token ids must be integers, not {array.dtype}")
+    if array.dtype.kind == "i" and int(array.min()) < 0:
+        raise DataError(f"token ids must not be negative; the smallest is {int(array.min())}")
+    return array
+
+
+def _chunks(ids_L: NDArray[Any]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(ids_L), _CHUNK):
+        yield ids_L[start : start + _CHUNK].astype(np.int64)
+
+
+def _count(keys: Iterator[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
+    """How often each key in ``[0, size)`` occurs; keys that do not occur may be left out."""
+    if size <= _DENSE:
+        dense = np.zeros(size, dtype=np.int64)
+        for chunk in keys:
+            dense += np.bincount(chunk, minlength=size)
+        return dense
+    seen = np.empty(0, dtype=np.int64)
+    counts = np.empty(0, dtype=np.int64)
+    for chunk in keys:
+        new, new_counts = np.unique(chunk, return_counts=True)
+        seen, place = np.unique(np.concatenate((seen, new)), return_inverse=True)
+        both = np.concatenate((counts, new_counts))
+        counts = np.zeros(len(seen), dtype=np.int64)
+        np.add.at(counts, place, both)
+    return counts
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    """``ln n - (1/n) sum c ln c``: the same as ``-sum p ln p`` with ``p = c / n``."""
+    c = counts[counts > 0].astype(np.float64)
+    n = float(c.sum())
+    return max(0.0, float(np.log(n) - np.sum(c * np.log(c)) / n))

@@ -1,0 +1,202 @@
+"""Which windows of a stream make up a batch: a pure function of the seed and a cursor.
+
+A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows; window ``i`` starts at token ``i * S`` and reads
+``S + 1`` tokens, so that neighbouring windows share one token and every prediction is made exactly once an epoch. The
+cut never moves: the index of a window is the sample's identity, in every epoch and in both orders, and caches and
+masks may be keyed by it. Tokens after the last whole window are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arb_ternary.errors import DataError, nearest
+
+__all__ = ["Order", "WindowSampler", "permutation", "window_count"]
+
+Order = Literal["random", "sequential"]
+
+_MASK: Final = (1 << 64) - 1
+_GAMMA: Final = 0x9E3779B97F4A7C15
+
+
+def window_count(stream_length: int, block_size: int, name: str = "the token stream") -> int:
+    """Number of windows of ``block_size + 1`` tokens, each sharing one token with the next.
+
+    Raises:
+        DataError: not even one window fits; ``name`` says which stream.
+    """
+    if block_size < 1:
+        raise DataError(f"block_size must be at least 1, not {block_size}")
+    windows = (stream_length - 1) // block_size
+    if windows < 1:
+        longest = f"Lower the block size to at most {stream_length - 1}, or use" if stream_length > 1 else "Use"
+        raise DataError(
+            f"{name}: {stream_length} tokens are too few for a block of {block_size}: {block_size + 1} are needed",
+            f"{longest} a longer text.",
+        )
+    return windows
+
+
+def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A permutation of ``range(size)`` that depends on nothing but ``(size, seed, epoch)``.
+
+    The order of the splitmix64 sequence (Steele, Lea and Flood 2014) that starts at a hash of seed and epoch. It is
+    spelled out here instead of drawn from numpy because numpy may change its streams between versions, and a
+    resumed run must see the order that it left. Ties of 64-bit keys keep the order of the index.
+    """
+    start = _mix((_mix(seed & _MASK) + epoch) & _MASK)
+    keys = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(keys ^ (keys >> np.uint64(31)), kind="stable").astype(np.int64, copy=False)
+
+
+def _mix(value: int) -> int:
+    """One step of splitmix64 on a Python integer."""
+    value = (value + _GAMMA) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class WindowSampler:
+    """Indices of the windows in each batch, with a resumable cursor.
+
+    ``order="random"``: epochs follow each other without a gap, each a permutation of all windows; a batch may
+    take its first rows from one epoch and its last from the next, so no window is ever dropped, also when the batch
+    is larger than an epoch. ``order="sequential"``: row ``b`` reads its own contiguous ``1/B`` of the stream, so
+    that state carried from batch to batch continues the same text; up to ``B - 1`` windows at the end are not used.
+
+    Args:
+        stream_length: tokens in the stream.
+        block_size: ``S``, predictions a sample.
+        batch_size: ``B``, samples a batch.
+        seed: chooses the permutations of the random order; the sequential order does not depend on it.
+        order: ``random`` or ``sequential``.
+        name: what error messages call the stream.
+
+    Attributes:
+        cursor: number of the next batch. ``state_dict`` is this number and the fields that give it its meaning.
+        windows: number of windows in the stream.
+
+    Raises:
+        DataError: the stream is too short for one block, or for ``B`` parallel streams.
+    """
+
+    def __init__(
+        self,
+        stream_length: int,
+        block_size: int,
+        batch_size: int,
+        seed: int = 0,
+        order: Order = "random",
+        name: str = "the token stream",
+    ) -> None:
+        if order not in get_args(Order):
+            close = nearest(order, get_args(Order))
+            raise DataError(
+                f"order must be one of {', '.join(get_args(Order))}, not {order!r}",
+                f"Did you mean {close!r}?" if close else "",
+            )
+        if batch_size < 1:
+            raise DataError(f"batch_size must be at least 1, not {batch_size}")
+        self.windows = window_count(stream_length, block_size, name)
+        if order == "sequential" and self.windows < batch_size:
+            raise DataError(
+                f"{name}: {stream_length} tokens are too few for {batch_size} parallel streams of at least one "
+                f"block of {block_size}: there are {self.windows} blocks",
+                f"Lower the batch size to at most {self.windows}, or the block size.",
+            )
+        self.stream_length = stream_length
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.order: Order = order
+        self.name = name
+        self.cursor = 0
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    def batch(self, cursor: int) -> NDArray[np.int64]:
+        """Window indices of batch number ``cursor``, int64 ``[B]``; does not depend on ``self.cursor``."""
+        if cursor < 0:
+            raise DataError(f"the data cursor must not be negative, not {cursor}")
+        rows_B = np.arange(self.batch_size, dtype=np.int64)
+        if self.order == "sequential":
+            return rows_B * self.batches_per_epoch + cursor % self.batches_per_epoch
+        first = cursor * self.batch_size
+        epoch, offset = divmod(first, self.windows)
+        parts = []
+        wanted = self.batch_size
+        while wanted:
+            part = self._epoch_order(epoch)[offset : offset + wanted]
+            parts.append(part)
+            wanted -= len(part)
+            epoch, offset = epoch + 1, 0
+        return np.concatenate(parts)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Whole batches in one pass over the stream; 0 in random order when a batch is larger than an epoch."""
+        return self.windows // self.batch_size
+
+    def epoch_of(self, cursor: int) -> int:
+        """The epoch, from 0, of the first sample of batch ``cursor``."""
+        if self.order == "sequential":
+            return cursor // self.batches_per_epoch
+        return cursor * self.batch_size // self.windows
+
+    def continues(self, cursor: int) -> bool:
+        """Whether each row of batch ``cursor`` continues the text of the same row of the batch before.
+
+        Where it does not, state carried from the batch before must be cleared: always in random order, and at the
+        start of every epoch in sequential order.
+        """
+        return self.order == "sequential" and cursor % self.batches_per_epoch != 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor and what it counts: plain numbers and strings."""
+        return {"cursor": self.cursor, **self._meaning()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the cursor of ``state``.
+
+        Raises:
+            DataError: the cursor was counted with another seed, block, batch, order or stream length; all the fields
+                that differ are named. The sampler is then left as it was.
+        """
+        meaning = self._meaning()
+        unlike = sorted({"cursor", *meaning} ^ set(state))
+        if unlike:
+            raise DataError(f"sampler state: the fields differ from those of a window sampler: {', '.join(unlike)}")
+        different = [f"{key} was {state[key]!r} and is {now!r}" for key, now in meaning.items() if state[key] != now]
+        if different:
+            raise DataError(
+                f"sampler state: {self.name} cannot continue at batch {state['cursor']}: {'; '.join(different)}",
+                "A resumed run must read the same samples in the same order: restore the setting, or start a new run.",
+            )
+        cursor = state["cursor"]
+        if not isinstance(cursor, int) or isinstance(cursor, bool) or cursor < 0:
+            raise DataError(f"sampler state: cursor must be a whole number that is not negative, not {cursor!r}")
+        self.cursor = cursor
+
+    def _meaning(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "block_size": self.block_size,
+            "batch_size": self.batch_size,
+            "stream_length": self.stream_length,
+            "order": self.order,
+        }
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs both."""
+        order = self._orders.get(epoch)
+        if order is None:
+            order = permutation(self.windows, self.seed, epoch)
+            self._orders = dict([*self._orders.items()][-1:]) | {epoch: order}
+        return order

@@ -1,0 +1,171 @@
+"""Sign votes: the reference update rule.
+
+In backward, ``s = sign(g)`` of each micro-batch is subtracted from int8 accumulators; a step turns accumulators that
+reached a threshold into flips of one trit step and empties them, and does the same for the exponents within a band
+around their origin. Exponents move first, judged on the old trits, because their scores were taken on those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from attrs.validators import and_, ge, gt, instance_of, le, optional
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.config.options import option
+from arb_ternary.optim.protocol import Trainable
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+
+__all__ = ["SignVotes", "SignVotesConfig", "build", "effective_threshold"]
+
+_threshold = and_(instance_of(int), ge(1), le(127))
+
+
+@frozen(kw_only=True)
+class SignVotesConfig:
+    """Options of the sign-vote rule."""
+
+    lr: float = option(
+        1.0, "Rate of flips at the start; a schedule multiplies it. Thresholds are divided by it.", validator=gt(0.0)
+    )
+    accum_threshold: int | None = option(
+        None, "Votes that flip a trit, 1..127; null takes each module's own (32).", validator=optional(_threshold)
+    )
+    e_accum_threshold: int | None = option(
+        None, "Votes that move an exponent, 1..127; null takes each module's own (32).", validator=optional(_threshold)
+    )
+    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
+    leak: int = option(
+        0, "Every this many updates, accumulators move one unit towards zero; 0 is never.", validator=ge(0)
+    )
+    gain: float = option(
+        0.0, "How strongly the loss signal lowers or raises the threshold; 0 is not at all.", validator=ge(0.0)
+    )
+
+
+def effective_threshold(threshold: int, lr: float, gain: float, signal: float | None, mean: float | None) -> int:
+    """``clamp(ceil(theta / (lr * 2 * sigmoid(gain * (l - mean) / |mean|))), 1, 127)``.
+
+    With ``gain`` 0, no signal yet or a mean of zero the sigmoid is one half and the rule is ``ceil(theta / lr)``.
+    """
+    share = 0.5
+    if gain and signal is not None and mean:
+        share = 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, gain * (signal - mean) / abs(mean)))))
+    return min(127, max(1, math.ceil(round(threshold / (lr * 2.0 * share), 9))))
+
+
+class SignVotes(TernaryOptimizer):
+    """The sign-vote optimizer; see the module's docstring for the rule.
+
+    Args:
+        modules: ternary modules by qualified name.
+        lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with ``lr = 0`` votes
+            are kept but nothing flips.
+        accum_threshold: votes that flip a trit; None takes each module's own.
+        e_accum_threshold: votes that move an exponent; None takes each module's own.
+        band: how far exponents may move from their origin.
+        leak: every this many updates the accumulators move one unit towards zero; 0 is never.
+        gain: strength of the loss signal, 0 for none.
+    """
+
+    #: Decay of the running mean that the loss signal is compared with.
+    SIGNAL_DECAY = 0.99
+
+    def __init__(
+        self,
+        modules: Mapping[str, TernaryModule],
+        *,
+        lr: float = 1.0,
+        accum_threshold: int | None = None,
+        e_accum_threshold: int | None = None,
+        band: int = 2,
+        leak: int = 0,
+        gain: float = 0.0,
+    ) -> None:
+        config = SignVotesConfig(
+            lr=lr,
+            accum_threshold=accum_threshold,
+            e_accum_threshold=e_accum_threshold,
+            band=band,
+            leak=leak,
+            gain=gain,
+        )
+        self.signal: float | None = None
+        self.mean_signal: float | None = None
+        super().__init__(
+            modules,
+            {
+                "lr": config.lr,
+                "accum_threshold": config.accum_threshold,
+                "e_accum_threshold": config.e_accum_threshold,
+                "band": config.band,
+                "leak": config.leak,
+                "gain": config.gain,
+            },
+        )
+
+    def _observe_signal(self, signal: float) -> None:
+        decay = self.SIGNAL_DECAY
+        self.mean_signal = signal if self.mean_signal is None else decay * self.mean_signal + (1 - decay) * signal
+        self.signal = signal
+
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+        flips = torch.zeros((), dtype=torch.int64)
+        moves = torch.zeros((), dtype=torch.int64)
+        if group["lr"] <= 0:
+            return flips, moves
+        threshold, e_threshold = (
+            effective_threshold(group[name], group["lr"], group["gain"], self.signal, self.mean_signal)
+            for name in ("accum_threshold", "e_accum_threshold")
+        )
+        leak = 1 if group["leak"] and (self.updates + 1) % group["leak"] == 0 else 0
+        for module in modules:
+            if module.frozen:
+                continue
+            backend = module.backend
+            if module.voting_exponents() is not None:
+                moves += kernel(backend, "apply_exponent_votes")(
+                    module.exponent, module.exponent_votes, module.exponent_origin, e_threshold, group["band"], leak
+                ).to(moves.device)
+                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
+            flips += kernel(backend, "apply_votes")(module.weight, module.votes, threshold, leak, module.shape).to(
+                flips.device
+            )
+            torch.autograd.graph.increment_version((module.weight, module.votes))
+            if isinstance(module, TernaryLinear) and module.bias is not None and module.bias_votes is not None:
+                crossed = (module.bias_votes >= threshold).to(torch.int32) - (module.bias_votes <= -threshold).to(
+                    torch.int32
+                )
+                module.bias += crossed
+                module.bias_votes.masked_fill_(crossed != 0, 0)
+        return flips, moves
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings, counters and the running mean of the loss signal."""
+        return {**super().state_dict(), "signal": self.signal, "mean_signal": self.mean_signal}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict(state_dict)
+        self.signal = state_dict["signal"]
+        self.mean_signal = state_dict["mean_signal"]
+
+
+def build(config: SignVotesConfig, trainable: Trainable) -> SignVotes:
+    """Factory of the optimizer ``sign_votes``: all ternary modules of ``trainable``."""
+    return SignVotes(
+        trainable.ternary,
+        lr=config.lr,
+        accum_threshold=config.accum_threshold,
+        e_accum_threshold=config.e_accum_threshold,
+        band=config.band,
+        leak=config.leak,
+        gain=config.gain,
+    )

@@ -1,0 +1,133 @@
+"""The common part of optimizers of ternary modules: a ``torch.optim.Optimizer`` whose parameters are packed weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.ternary.control import MICRO, STEP
+from arb_ternary.ternary.module import TernaryModule
+
+__all__ = ["TernaryOptimizer", "is_finite"]
+
+
+def is_finite(value: Tensor | float | None) -> bool:
+    """Whether a loss or signal is finite; None (no signal) is."""
+    return value is None or bool(torch.isfinite(torch.as_tensor(value)).all())
+
+
+class TernaryOptimizer(Optimizer):
+    """Turns votes into flips when it steps; votes are cast by the modules in backward.
+
+    Param groups have ``kind`` "ternary", ``lr`` (a dimensionless rate, 1.0 at birth, which any
+    ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed weights. The state of
+    a rule lives in the modules' integer buffers, so ``state_dict`` holds settings and counters only.
+
+    Args:
+        modules: ternary modules by qualified name. Modules whose thresholds differ get groups of their own.
+        defaults: entries of every group.
+    """
+
+    def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
+        if not modules:
+            raise ValueError("a ternary optimizer needs at least one ternary module")
+        groups: dict[tuple[int, int], dict[str, Any]] = {}
+        self._modules: list[list[TernaryModule]] = []
+        for module in modules.values():
+            key = (module.accum_threshold, module.e_accum_threshold)
+            if key not in groups:
+                groups[key] = {"params": [], "accum_threshold": key[0], "e_accum_threshold": key[1]}
+                self._modules.append([])
+            index = list(groups).index(key)
+            groups[key]["params"].append(module.weight)
+            self._modules[index].append(module)
+        self.updates = 0
+        self.skipped_updates = 0
+        given = {"kind": "ternary", "lr": 1.0, **defaults}
+        for group in groups.values():
+            for name in ("accum_threshold", "e_accum_threshold"):
+                if given.get(name) is not None:
+                    group[name] = given[name]
+        super().__init__(list(groups.values()), given)
+
+    def modules_of(self, group_index: int) -> list[TernaryModule]:
+        """The modules of one param group."""
+        return self._modules[group_index]
+
+    @property
+    def modules(self) -> list[TernaryModule]:
+        """All modules, group by group."""
+        return [module for group in self._modules for module in group]
+
+    @abstractmethod
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+        """Apply the votes of one group; returns flips and exponent moves (int64 scalars)."""
+
+    def _observe_signal(self, signal: float) -> None:
+        """See the loss signal of a step that will be taken; rules that use it override this."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
+    ) -> StepOutcome:
+        """Apply the votes cast since the last step.
+
+        A loss (from ``closure``) or ``loss_signal`` that is not finite skips the update: no flip, no exponent move.
+        ``closure`` runs backward, so a non-finite loss is better kept from casting votes at all: see
+        :func:`arb_ternary.ternary_update`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not is_finite(loss) or not is_finite(loss_signal):
+            return self.skip_update()
+        if loss_signal is not None:
+            self._observe_signal(float(loss_signal))
+        norm = self.gradient_norm()
+        draws = max((int(module.control[MICRO]) for module in self.modules), default=1)
+        flips = moves = 0
+        for group, modules in zip(self.param_groups, self._modules, strict=True):
+            flipped, moved = self._apply_group(group, modules)
+            flips += int(flipped)
+            moves += int(moved)
+            for module in modules:
+                module.control[STEP] += 1
+                module.control[MICRO] = 0
+        self.updates += 1
+        return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flips, exponent_moves=moves)
+
+    def skip_update(self) -> StepOutcome:
+        """Drop an update: count it and leave every buffer as it is."""
+        self.skipped_updates += 1
+        return StepOutcome(stepped=False, skipped=True)
+
+    def gradient_norm(self) -> float:
+        """Root of the sum of squares of the weight gradients since ``zero_grad``, from the modules' statistics.
+
+        With several micro-batches it is the root of the sum over micro-batches of their squared norms.
+        """
+        total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
+        return float(torch.as_tensor(total).sqrt())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the working statistics. Votes stay: they are state. ``set_to_none`` concerns float gradients only."""
+        super().zero_grad(set_to_none)
+        for module in self.modules:
+            module.clear_stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings of the groups and the counters; the votes are in the model's state dict."""
+        return {**super().state_dict(), "updates": self.updates, "skipped_updates": self.skipped_updates}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.updates = int(state_dict["updates"])
+        self.skipped_updates = int(state_dict["skipped_updates"])

@@ -1,0 +1,44 @@
+"""Set or reset every ternary module of a model at once."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from arb_ternary.ternary.control import ternary_modules
+
+__all__ = ["configure_ternary_training", "reset_runtime_state", "use_backend_everywhere"]
+
+
+def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32) -> int:
+    """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
+
+    Optimizers that are built afterwards start from these thresholds. Low ones (3 to 8) move signs and scales early and
+    make the loss spike.
+
+    Raises:
+        ValueError: a threshold is outside 1..127.
+    """
+    for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
+        if not 1 <= value <= 127:
+            raise ValueError(f"{name} must be in 1..127, got {value}")
+    for _, module in ternary_modules(model):
+        module.accum_threshold = accum_threshold
+        module.e_accum_threshold = e_accum_threshold
+    return accum_threshold
+
+
+def reset_runtime_state(model: nn.Module) -> None:
+    """Clear what modules carry from one batch to the next (KV caches, sliding windows).
+
+    Call it between randomly sampled batches; keep the state only for text that is streamed in order.
+    """
+    for module in model.modules():
+        reset = getattr(module, "reset_runtime_state", None)
+        if callable(reset):
+            reset()
+
+
+def use_backend_everywhere(model: nn.Module, name: str) -> None:
+    """Repack every ternary module in the layout of the named backend; no logical value changes."""
+    for _, module in ternary_modules(model):
+        module.set_backend(name)

@@ -1,0 +1,111 @@
+"""An embedding with a ternary table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends import ops
+from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+
+__all__ = ["TernaryEmbedding"]
+
+
+class TernaryEmbedding(TernaryModule):
+    """Lookup of rows ``W[id] = T[id] * 2**E[id]``; only the requested rows are decoded.
+
+    In backward the gradients of duplicate ids are summed before the sign is taken; rows that no id named stay
+    bit-identical. Scale rules: ``residual`` (exponents learn by votes), ``frozen``, and ``correlation``: the exponents
+    stay, and the scale of a group is ``2**(E + kappa * mean)`` with ``mean = -correlation / (steps * G)``, where
+    ``correlation`` sums the scores ``sum(s * T)`` of the group over ``steps`` updates.
+
+    Args:
+        num_embeddings: ``N``.
+        embedding_dim: ``K``.
+        group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
+        gradients: ``float`` or ``int8`` (stochastically rounded, summed exactly).
+        scale_rule: ``residual``, ``frozen`` or ``correlation``.
+        kappa: strength of the correlation rule.
+        exponent_offset: added to the initial exponent, whose fan-in is 1.
+        dtype: of the output.
+        backend: owner of the layout; None takes the current one.
+        device: of the buffers.
+    """
+
+    scale_rules: tuple[ScaleRule, ...] = ("residual", "frozen", "correlation")
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        group_size: GroupSize = "row",
+        gradients: str = "float",
+        scale_rule: ScaleRule = "residual",
+        kappa: float = 4.0,
+        exponent_offset: int = 0,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            group_size=group_size,
+            fan_in=1,
+            exponent_offset=exponent_offset,
+            gradients=gradients,
+            scale_rule=scale_rule,
+            backend=backend,
+        )
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.kappa = kappa
+        self.dtype = dtype
+        self.correlation: Tensor | None
+        self.steps: Tensor | None
+        if scale_rule == "correlation":
+            groups = self.shape.groups
+            self.register_buffer("correlation", torch.zeros(num_embeddings, groups, dtype=torch.int16))
+            self.register_buffer("steps", torch.zeros(num_embeddings, groups, dtype=torch.int32))
+        else:
+            self.correlation = self.steps = None
+        if device is not None:
+            self.to(device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``.
+
+        Raises:
+            IndexError: an id is outside ``0 .. N - 1``.
+        """
+        flat = ids.reshape(-1).to(torch.int64)
+        rows = ops.embedding(
+            flat,
+            self.vote_anchor(),
+            self.weight,
+            self.exponent,
+            self.votes,
+            self.voting_exponents(),
+            self.correlation,
+            self.steps,
+            self.stats,
+            self.control,
+            self.shape.out_features,
+            self.shape.in_features,
+            self.shape.group_size,
+            self.dtype,
+            self.gradients,
+            self.backend,
+        )
+        if self.correlation is not None and self.steps is not None:
+            rows = rows * self._correlation_scale(flat, self.correlation, self.steps).to(self.dtype)
+        result: Tensor = rows.view(*ids.shape, self.embedding_dim)
+        return result
+
+    def _correlation_scale(self, ids: Tensor, correlation: Tensor, steps: Tensor) -> Tensor:
+        """``2**(kappa * mean)`` of the looked-up groups, spread over their columns: float32 ``[M, K]``."""
+        counted = steps.index_select(0, ids).clamp_min(1).to(torch.float32) * self.shape.group_size
+        mean = -correlation.index_select(0, ids).to(torch.float32) / counted
+        scale = torch.exp2(self.kappa * mean)
+        return scale.repeat_interleave(self.shape.group_size, dim=1)[:, : self.shape.in_features]

@@ -1,0 +1,75 @@
+"""Trits at rest: base 3, five trits a byte, 1.6 bits a weight.
+
+Each row is encoded by itself: byte ``i`` of a row holds trits ``5 i .. 5 i + 4``, least significant first,
+``byte = sum((t_j + 1) * 3**j)``; the last byte of a row is padded with ``t = 0``. Bytes 243..255 are invalid. The form
+is independent of the backend that wrote it, so a checkpoint moves between backends bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.errors import CheckpointError
+
+__all__ = ["bytes_per_row", "decode_at_rest", "encode_at_rest"]
+
+TRITS_PER_BYTE: Final = 5
+CODES: Final = 3**TRITS_PER_BYTE
+
+
+def bytes_per_row(columns: int) -> int:
+    """Bytes that a row of ``columns`` trits takes at rest."""
+    return -(-columns // TRITS_PER_BYTE)
+
+
+def _powers(device: torch.device) -> Tensor:
+    return torch.tensor([3**j for j in range(TRITS_PER_BYTE)], dtype=torch.uint8, device=device)
+
+
+def encode_at_rest(trits_NK: Tensor) -> Tensor:
+    """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``.
+
+    Raises:
+        ValueError: the tensor is not two-dimensional int8, or holds a value outside {-1, 0, 1}.
+    """
+    if trits_NK.dim() != 2 or trits_NK.dtype != torch.int8:
+        raise ValueError(f"trits must be an int8 matrix, got {trits_NK.dtype} of shape {tuple(trits_NK.shape)}")
+    if trits_NK.numel() and int(trits_NK.abs().amax()) > 1:
+        raise ValueError("trits must be -1, 0 or 1")
+    rows, columns = trits_NK.shape
+    width = bytes_per_row(columns)
+    digits = torch.ones(rows, width * TRITS_PER_BYTE, dtype=torch.uint8, device=trits_NK.device)
+    digits[:, :columns] = (trits_NK + 1).to(torch.uint8)
+    grouped = digits.view(rows, width, TRITS_PER_BYTE) * _powers(trits_NK.device)
+    return grouped.sum(dim=2, dtype=torch.uint8)
+
+
+def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tensor:
+    """Decode uint8 ``[N, ceil(K / 5)]`` to int8 trits ``[N, K]``; ``name`` is the tensor's name in errors.
+
+    Raises:
+        CheckpointError: wrong dtype or shape, a byte above 242, or padding that is not zero.
+    """
+    width = bytes_per_row(columns)
+    if encoded.dtype != torch.uint8 or encoded.dim() != 2 or encoded.shape[1] != width:
+        raise CheckpointError(
+            f"{name}: {columns} trits a row at rest are uint8 with {width} bytes a row, "
+            f"got {encoded.dtype} of shape {tuple(encoded.shape)}"
+        )
+    rows = encoded.shape[0]
+    bad = torch.nonzero(encoded.flatten() >= CODES)
+    if bad.numel():
+        offset = int(bad[0])
+        raise CheckpointError(
+            f"{name}: byte {int(encoded.flatten()[offset])} at offset {offset} is no code of five trits (0..242)"
+        )
+    digits = (encoded.unsqueeze(2) // _powers(encoded.device)) % 3
+    trits = digits.to(torch.int8).view(rows, width * TRITS_PER_BYTE) - 1
+    padding = trits[:, columns:]
+    if padding.numel() and bool(padding.any()):
+        row = int(torch.nonzero(padding.any(dim=1))[0])
+        raise CheckpointError(f"{name}: padding at the end of row {row} is not zero")
+    return trits[:, :columns].contiguous()

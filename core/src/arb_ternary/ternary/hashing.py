@@ -1,0 +1,98 @@
+"""The counter hash: randomness without state, the same in every backend.
+
+Stochastic rounding draws ``u`` in [0, 1) from a hash of (seed, step, stream, index), where ``stream`` names the tensor
+and the use within a step and ``index`` is the flat logical index of the element. Nothing is stored, so the same numbers
+come on one rank or eight, on CPU or GPU, and after a resume.
+
+Definition (all arithmetic modulo 2**32 unless stated):
+
+1. ``key``: fold the 64-bit words seed, step, stream and ``index >> 32`` with splitmix64
+   (Steele, Lea and Flood, 2014): ``h = 0``; for each word ``w``: ``h = mix64((h ^ w) + 0x9E3779B97F4A7C15 mod 2**64)``.
+   ``key = (h >> 32) ^ (h & 0xFFFFFFFF)``.
+2. ``x = (index & 0xFFFFFFFF) * 0x9E3779B1 + key``, then the finaliser "lowbias32" (Wellons, 2018):
+   ``x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16``.
+
+``u = (x >> 8) / 2**24``, which float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["counter_hash", "hash_key", "stream_id", "uniform"]
+
+_MASK64: Final = (1 << 64) - 1
+_MASK32: Final = (1 << 32) - 1
+#: Elements hashed at a time, so that the intermediate stays in the second-level cache.
+_CHUNK: Final = 1 << 16
+
+
+def _mix64(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def stream_id(name: str) -> int:
+    """A stable identity (CRC-32 of the UTF-8 bytes) for the tensor of this qualified name."""
+    return zlib.crc32(name.encode())
+
+
+def hash_key(seed: int, step: int, stream: int, high_index: int = 0) -> int:
+    """The 32-bit key of one (seed, step, stream) and block of 2**32 indices."""
+    folded = 0
+    for word in (seed, step, stream, high_index):
+        folded = _mix64(((folded ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64)
+    return (folded >> 32) ^ (folded & _MASK32)
+
+
+def _signed(value: int) -> int:
+    """The int32 with the same bits as the unsigned ``value``."""
+    value &= _MASK32
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def _finalise_(x: Tensor, scratch: Tensor) -> None:
+    """The lowbias32 finaliser on int32 bits, in place; ``scratch`` has the shape of ``x``."""
+    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        torch.bitwise_right_shift(x, shift, out=scratch)
+        scratch.bitwise_and_((1 << (32 - shift)) - 1)
+        x.bitwise_xor_(scratch)
+        x.mul_(_signed(multiplier))
+    torch.bitwise_right_shift(x, 16, out=scratch)
+    scratch.bitwise_and_(0xFFFF)
+    x.bitwise_xor_(scratch)
+
+
+def counter_hash(
+    count: int, seed: int, step: int, stream: int, *, start: int = 0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Hash indices ``start .. start + count - 1``; int32 ``[count]`` with the bits of the unsigned result."""
+    out = torch.empty(count, dtype=torch.int32, device=device)
+    scratch = torch.empty(min(count, _CHUNK), dtype=torch.int32, device=device)
+    ramp = torch.arange(min(count, _CHUNK), dtype=torch.int32, device=device).mul_(_signed(0x9E3779B1))
+    position = 0
+    while position < count:
+        index = start + position
+        # A chunk never crosses a multiple of 2**32, because the high half of the index is part of the key.
+        size = min(_CHUNK, count - position, (1 << 32) - (index & _MASK32))
+        key = hash_key(seed, step, stream, index >> 32)
+        x = out[position : position + size]
+        torch.add(ramp[:size], _signed((index & _MASK32) * 0x9E3779B1 + key), out=x)
+        _finalise_(x, scratch[:size])
+        position += size
+    return out
+
+
+def uniform(shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of 2**-24."""
+    count = 1
+    for size in shape:
+        count *= size
+    bits = counter_hash(count, seed, step, stream, device=device)
+    bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+    return bits.to(torch.float32).mul_(2.0**-24).view(shape)

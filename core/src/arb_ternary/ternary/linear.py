@@ -1,0 +1,104 @@
+"""A linear layer with a ternary weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends import ops
+from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+
+__all__ = ["TernaryLinear"]
+
+
+class TernaryLinear(TernaryModule):
+    """``y = x @ W.T + b`` with ``W = T * 2**E`` and an optional integer bias ``b = B * 2**e``.
+
+    In ``int8`` activation mode every row of ``x`` is quantised by its absolute maximum and the products are summed
+    exactly in integers; the straight-through gradient passes the quantiser. In backward the module casts its votes; the
+    weight gradient is never a parameter's ``grad``.
+
+    Args:
+        in_features: ``K``.
+        out_features: ``N``.
+        bias: add an integer bias: int32 ``[N]`` with one int8 exponent, voted like the trits.
+        group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
+        activations: ``int8`` or ``float``.
+        gradients: ``float`` or ``int8``; with ``int8`` activations the latter makes all three products exact integers.
+        exponent_offset: added to the fan-in scaled initial exponent.
+        scale_rule: ``residual`` (exponents learn by votes) or ``frozen``.
+        backend: owner of the layout; None takes the current one.
+        device: of the buffers.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        group_size: GroupSize = 128,
+        activations: str = "int8",
+        gradients: str = "float",
+        exponent_offset: int = 0,
+        scale_rule: ScaleRule = "residual",
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if activations not in ops.ACTIVATION_MODES:
+            raise ValueError(f"activations must be one of {ops.ACTIVATION_MODES}, got {activations!r}")
+        super().__init__(
+            out_features,
+            in_features,
+            group_size=group_size,
+            fan_in=in_features,
+            exponent_offset=exponent_offset,
+            gradients=gradients,
+            scale_rule=scale_rule,
+            backend=backend,
+        )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activations = activations
+        self.bias: Tensor | None
+        self.bias_exponent: Tensor | None
+        self.bias_votes: Tensor | None
+        if bias:
+            # One quantum of the bias is a sixteenth of a trit's step in the output.
+            start = max(int(self.exponent.flatten()[0]) - 4, -126) if self.exponent.numel() else 0
+            self.register_buffer("bias", torch.zeros(out_features, dtype=torch.int32))
+            self.register_buffer("bias_exponent", torch.full((1,), start, dtype=torch.int8))
+            self.register_buffer("bias_votes", torch.zeros(out_features, dtype=torch.int8))
+        else:
+            self.bias = self.bias_exponent = self.bias_votes = None
+        if device is not None:
+            self.to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x [..., K]`` (float) to ``[..., N]`` in the dtype of ``x``."""
+        anchor = self.vote_anchor()
+        bias = None
+        if self.bias is not None and self.bias_exponent is not None and self.bias_votes is not None:
+            bias = ops.bias(anchor, self.bias, self.bias_exponent, self.bias_votes)
+        y, _, _ = ops.linear(
+            x.reshape(-1, self.in_features),
+            anchor,
+            self.weight,
+            self.exponent,
+            bias,
+            self.votes,
+            self.voting_exponents(),
+            self.stats,
+            self.control,
+            self.shape.out_features,
+            self.shape.in_features,
+            self.shape.group_size,
+            self.activations,
+            self.gradients,
+            self.backend,
+        )
+        result: Tensor = y.view(*x.shape[:-1], self.out_features)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"

@@ -1,0 +1,247 @@
+"""The state of a ternary weight and its two forms: a backend's layout in flight, base 3 at rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.reference_votes import EXPONENT_RANGE, stats_size
+from arb_ternary.backends.select import current_backend, get_backend
+from arb_ternary.ternary.control import new_control
+from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
+
+__all__ = ["GROUP_SIZES", "GroupSize", "ScaleRule", "TernaryModule", "initial_trits"]
+
+GroupSize = int | Literal["row"]
+ScaleRule = Literal["residual", "frozen", "correlation"]
+#: Exponent groups along the input features; "row" is one exponent a row.
+GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
+#: Share of a Gaussian that rounds to a non-zero trit: P(|w| > E|w| / 2).
+GAUSSIAN_DENSITY: Final = 0.690
+
+
+def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
+    """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, the absmean rule of BitNet b1.58: int8."""
+    w = torch.randn(rows, columns, generator=generator)
+    scale = w.abs().mean().clamp_min(torch.finfo(torch.float32).tiny) if w.numel() else 1.0
+    return (w / scale).round_().clamp_(-1, 1).to(torch.int8)
+
+
+def fan_in_exponent(fan_in: int) -> int:
+    """The power of two nearest to ``1 / sqrt(density * fan_in)``: unit variance in, unit variance out."""
+    return round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1)))
+
+
+class TernaryModule(nn.Module):
+    """A ternary weight ``W[n, k] = T[n, k] * 2**E[n, k // G]`` and the integers that it learns by.
+
+    Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``, ``exponent_origin`` int8
+    broadcastable to ``[N, J]`` (the exponents at birth, around which the band lies), ``votes`` int8, ``exponent_votes``
+    int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer.
+
+    ``stats`` is working memory, not state: NaN count and row and column sums of squares of the gradients since the last
+    ``zero_grad``, float32 ``[1 + N + K]``.
+
+    Args:
+        rows: ``N``.
+        columns: ``K``.
+        group_size: ``G``: 32, 64, 128, 256 or "row".
+        fan_in: decides the initial exponent.
+        exponent_offset: added to the initial exponent.
+        gradients: ``float``, or ``int8`` (stochastically rounded; then votes are exact integers).
+        scale_rule: how the exponents learn.
+        backend: owner of the layout; None takes the current one.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+
+    weight: Tensor
+    stats: Tensor
+    exponent: Tensor
+    exponent_origin: Tensor
+    votes: Tensor
+    exponent_votes: Tensor
+    control: Tensor
+
+    #: Rules that this kind of module can learn its exponents by.
+    scale_rules: tuple[ScaleRule, ...] = ("residual", "frozen")
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        *,
+        group_size: GroupSize,
+        fan_in: int,
+        exponent_offset: int = 0,
+        gradients: str = "float",
+        scale_rule: ScaleRule = "residual",
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if rows < 0 or columns < 0:
+            raise ValueError(f"features must not be negative, got {rows} x {columns}")
+        if group_size not in GROUP_SIZES:
+            raise ValueError(f"group_size must be one of {GROUP_SIZES}, got {group_size!r}")
+        if gradients not in ("float", "int8"):
+            raise ValueError(f"gradients must be 'float' or 'int8', got {gradients!r}")
+        if scale_rule not in self.scale_rules:
+            raise ValueError(f"scale_rule must be one of {self.scale_rules}, got {scale_rule!r}")
+        self.backend = current_backend() if backend is None else backend
+        get_backend(self.backend)
+        self.group_size = group_size
+        self.shape = WeightShape(rows, columns, max(columns, 1) if group_size == "row" else int(group_size))
+        self.gradients = gradients
+        self.scale_rule: ScaleRule = scale_rule
+        self.frozen = False
+        self.accum_threshold = 32
+        self.e_accum_threshold = 32
+        self.anchor = torch.empty(0, requires_grad=True)
+        self.stats = torch.zeros(stats_size(self.shape))
+
+        exponent = fan_in_exponent(fan_in) + exponent_offset
+        if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
+            raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
+        groups = self.shape.groups
+        trits = initial_trits(rows, columns)
+        self.register_buffer("weight", kernel(self.backend, "pack")(trits))
+        self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
+        self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
+        no_votes = torch.zeros(rows, columns, dtype=torch.int8)
+        self.register_buffer("votes", kernel(self.backend, "pack_votes")(no_votes))
+        self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
+        self.register_buffer("control", new_control())
+        if device is not None:
+            self.to(device)
+
+    # --- reading and writing the weight ---
+
+    def trits(self) -> Tensor:
+        """``T`` as int8 ``[N, K]``."""
+        trits: Tensor = kernel(self.backend, "unpack")(self.weight, self.shape)
+        return trits
+
+    def logical_votes(self) -> Tensor:
+        """The accumulators as int8 ``[N, K]``, whatever the backend's layout."""
+        votes: Tensor = kernel(self.backend, "unpack_votes")(self.votes, self.shape)
+        return votes
+
+    def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
+        exponent = self.exponent.to(torch.int32).repeat_interleave(self.shape.group_size, dim=1)
+        return torch.ldexp(self.trits().to(torch.float32), exponent[:, : self.shape.in_features]).to(dtype)
+
+    @torch.no_grad()
+    def set_trits(self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None) -> None:
+        """Replace the weight; votes are cleared unless given.
+
+        Args:
+            trits: int8 ``[N, K]`` in {-1, 0, 1}.
+            exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None keeps the exponents.
+            votes: int8 ``[N, K]``, the initial accumulators.
+
+        Raises:
+            ValueError: wrong dtype, shape or range; nothing is then changed.
+        """
+        expected = (self.shape.out_features, self.shape.in_features)
+        for name, tensor in (("trits", trits), ("votes", votes)):
+            if tensor is not None and (tensor.dtype != torch.int8 or tuple(tensor.shape) != expected):
+                raise ValueError(f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
+        if trits.numel() and int(trits.abs().amax()) > 1:
+            raise ValueError("trits must be -1, 0 or 1")
+        if exponent is not None:
+            if exponent.dtype != torch.int8 or exponent.shape != self.exponent.shape:
+                raise ValueError(f"exponent must be int8 {tuple(self.exponent.shape)}, got {tuple(exponent.shape)}")
+            if exponent.numel() and int(exponent.amin()) < EXPONENT_RANGE[0]:
+                raise ValueError(f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}")
+            self.exponent.copy_(exponent)
+            uniform = exponent.numel() == 0 or bool((exponent == exponent.flatten()[0]).all())
+            first = exponent[:1, :1] if exponent.numel() else self.exponent_origin
+            self.exponent_origin = (first if uniform else exponent).to(self.exponent.device, copy=True)
+        device = self.weight.device
+        self.weight.copy_(kernel(self.backend, "pack")(trits.to(device)))
+        accumulators = torch.zeros_like(trits) if votes is None else votes
+        self.votes.copy_(kernel(self.backend, "pack_votes")(accumulators.to(device)))
+        self.exponent_votes.zero_()
+
+    @torch.no_grad()
+    def set_backend(self, name: str) -> None:
+        """Repack weight and votes in the layout of another backend; no logical value changes."""
+        if name == self.backend:
+            return
+        get_backend(name)
+        trits, votes = self.trits(), self.logical_votes()
+        self.backend = name
+        self.weight = kernel(name, "pack")(trits)
+        self.votes = kernel(name, "pack_votes")(votes)
+
+    # --- learning ---
+
+    def vote_anchor(self) -> Tensor | None:
+        """The tensor that makes backward reach this module, or None when it casts no votes now."""
+        return None if self.frozen or not torch.is_grad_enabled() else self.anchor
+
+    def voting_exponents(self) -> Tensor | None:
+        """The accumulators of the exponents, or None when the exponents do not learn by residual votes."""
+        return self.exponent_votes if self.scale_rule == "residual" else None
+
+    def clear_stats(self) -> None:
+        """Zero the working statistics."""
+        self.stats.zero_()
+
+    def gradient_square_sum(self) -> Tensor:
+        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
+        return self.stats[1 : 1 + self.shape.out_features].sum()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TernaryModule:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Working memory follows the buffers to their device, but not to another dtype.
+        self.stats = self.stats.to(self.weight.device)
+        return self
+
+    # --- state dicts hold the at-rest form ---
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = encode_at_rest(self.trits())
+        destination[prefix + "votes"] = self.logical_votes()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        converted = dict(state_dict)
+        weight, votes = prefix + "weight", prefix + "votes"
+        if weight in converted:
+            trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
+            if trits.shape[0] == self.shape.out_features:
+                converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
+        expected = (self.shape.out_features, self.shape.in_features)
+        if votes in converted and tuple(converted[votes].shape) == expected:
+            converted[votes] = kernel(self.backend, "pack_votes")(converted[votes].to(self.votes.device))
+        origin = converted.get(prefix + "exponent_origin")
+        if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
+            self.exponent_origin = self.exponent_origin.new_empty(origin.shape)
+        super()._load_from_state_dict(
+            converted, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.shape.out_features}x{self.shape.in_features}, group_size={self.group_size!r}, "
+            f"gradients={self.gradients}, backend={self.backend}"
+        )

@@ -1,0 +1,79 @@
+"""RMSNorm with a ternary gain."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends import ops
+from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+
+__all__ = ["TernaryRMSNorm"]
+
+
+class TernaryRMSNorm(TernaryModule):
+    """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and learns by votes.
+
+    The gain is a ternary weight of one row, so its state, votes and flips are those of every ternary module. With
+    ``learned=False`` the gain stays 1 and is not read at all.
+
+    Args:
+        features: ``K``.
+        eps: added to the mean square.
+        learned: whether the gain exists for the result and casts votes.
+        group_size: features that share an exponent.
+        gradients: ``float`` or ``int8``.
+        scale_rule: ``residual`` or ``frozen``.
+        backend: owner of the layout; None takes the current one.
+        device: of the buffers.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        eps: float = 1e-6,
+        learned: bool = True,
+        group_size: GroupSize = 32,
+        gradients: str = "float",
+        scale_rule: ScaleRule = "residual",
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(
+            1, features, group_size=group_size, fan_in=1, gradients=gradients, scale_rule=scale_rule, backend=backend
+        )
+        self.features = features
+        self.eps = eps
+        self.learned = learned
+        self.frozen = not learned
+        self.set_trits(torch.ones(1, features, dtype=torch.int8), torch.zeros_like(self.exponent))
+        self.register_buffer("_row", torch.zeros(1, dtype=torch.int64), persistent=False)
+        self._row: Tensor
+        if device is not None:
+            self.to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x [..., K]`` (float); the result has its shape and dtype."""
+        y = torch.nn.functional.rms_norm(x.to(torch.float32), (self.features,), eps=self.eps)
+        if self.learned:
+            gain = ops.embedding(
+                self._row,
+                self.vote_anchor(),
+                self.weight,
+                self.exponent,
+                self.votes,
+                self.voting_exponents(),
+                None,
+                None,
+                self.stats,
+                self.control,
+                1,
+                self.shape.in_features,
+                self.shape.group_size,
+                torch.float32,
+                self.gradients,
+                self.backend,
+            )
+            y = y * gain.view(self.features)
+        return y.to(x.dtype)

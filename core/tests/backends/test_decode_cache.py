@@ -1,0 +1,67 @@
+"""The decode cache changes no bit and keeps its budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from arb_ternary import TernaryLinear
+from arb_ternary.backends.decode_cache import CACHE
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> None:
+    CACHE.clear()
+
+
+def test_a_changed_weight_is_decoded_again() -> None:
+    layer = TernaryLinear(16, 4)
+    x = torch.randn(2, 16)
+    with torch.no_grad():
+        layer(x)
+        assert CACHE.nbytes == 16 * 4 + 4 * 4
+        layer.set_trits(-layer.trits())
+        assert torch.equal(layer(x), -TernaryLinear.forward(_negated(layer), x))
+        layer.exponent += 1
+        doubled = layer(x)
+        layer.exponent -= 1
+        assert torch.equal(doubled, 2 * layer(x))
+
+
+def _negated(layer: TernaryLinear) -> TernaryLinear:
+    other = TernaryLinear(16, 4)
+    other.set_trits(-layer.trits(), layer.exponent)
+    return other
+
+
+def test_the_budget_is_kept_and_zero_turns_the_cache_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [TernaryLinear(256, 256, group_size="row") for _ in range(6)]
+    x = torch.randn(1, 256)
+    monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "0.15")
+    for layer in layers:
+        layer(x)
+    assert CACHE.nbytes == 2 * (256 * 256 + 256 * 4)
+    CACHE.clear()
+    monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "0")
+    layers[0](x)
+    assert CACHE.nbytes == 0
+
+
+def test_a_dead_weight_frees_its_entry() -> None:
+    layer = TernaryLinear(256, 256)
+    layer(torch.randn(1, 256))
+    held = CACHE.nbytes
+    assert held > 0
+    del layer
+    other = TernaryLinear(8, 8)
+    other(torch.randn(1, 8))
+    assert CACHE.nbytes == 8 * 8 + 8 * 4
+
+
+def test_inference_tensors_are_decoded_every_time() -> None:
+    with torch.inference_mode():
+        layer = TernaryLinear(16, 4)
+        y = layer(torch.ones(1, 16))
+        layer.set_trits(-layer.trits())
+        assert torch.equal(layer(torch.ones(1, 16)), -y)
+    assert CACHE.nbytes == 0

@@ -1,0 +1,43 @@
+"""The reference layout, against GGUF's description of TQ2_0 restated on Python integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arb_ternary.backends.layout import pack_trits, packed_columns, unpack_trits
+
+
+def pack_in_python(row: list[int]) -> list[int]:
+    padded = row + [0] * (-len(row) % 128)
+    out = []
+    for start in range(0, len(padded), 128):
+        block = padded[start : start + 128]
+        out += [sum((block[j + 32 * n] + 1) << (2 * n) for n in range(4)) for j in range(32)]
+    return out
+
+
+@given(
+    st.integers(0, 3),
+    st.one_of(st.integers(0, 9), st.integers(120, 140), st.integers(250, 260)),
+    st.integers(0, 2**32 - 1),
+)
+def test_packing_follows_the_byte_order_and_unpacks_to_the_same_trits(rows: int, columns: int, seed: int) -> None:
+    trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
+    packed = pack_trits(torch.from_numpy(trits))
+    assert packed.shape == (rows, packed_columns(columns))
+    assert packed.tolist() == [pack_in_python(row) for row in trits.tolist()]
+    assert torch.equal(unpack_trits(packed, columns), torch.from_numpy(trits))
+
+
+def test_every_remainder_of_the_superblock_round_trips() -> None:
+    for columns in range(257):
+        trits = torch.randint(-1, 2, (2, columns), dtype=torch.int8)
+        assert torch.equal(unpack_trits(pack_trits(trits), columns), trits)
+
+
+def test_a_transposed_matrix_packs_like_its_copy() -> None:
+    trits = torch.randint(-1, 2, (130, 3), dtype=torch.int8)
+    assert torch.equal(pack_trits(trits.t()), pack_trits(trits.t().contiguous()))

@@ -1,0 +1,250 @@
+"""The ops: schemas, fakes and autograd through ``opcheck``, and one graph under ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._library.custom_ops import CustomOpDef
+
+from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryRMSNorm
+from arb_ternary.backends import ops
+
+MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
+Arguments = tuple[Any, ...]
+
+
+def linear_arguments(activations: str, gradients: str, bias: bool = True) -> Arguments:
+    layer = TernaryLinear(40, 33, group_size=32, activations=activations, gradients=gradients)
+    x = torch.randn(6, 40, requires_grad=True)
+    return (
+        x,
+        layer.anchor,
+        layer.weight,
+        layer.exponent,
+        torch.randn(33, requires_grad=True) if bias else None,
+        layer.votes,
+        layer.exponent_votes,
+        layer.stats,
+        layer.control,
+        33,
+        40,
+        32,
+        activations,
+        gradients,
+        "torch",
+    )
+
+
+def embedding_arguments(rule: str) -> Arguments:
+    table = TernaryEmbedding(20, 12, group_size=32, scale_rule=rule)  # type: ignore[arg-type]
+    ids = torch.tensor([3, 3, 19, 0])
+    return (
+        ids,
+        table.anchor,
+        table.weight,
+        table.exponent,
+        table.votes,
+        table.voting_exponents(),
+        table.correlation,
+        table.steps,
+        table.stats,
+        table.control,
+        20,
+        12,
+        32,
+        torch.float32,
+        "float",
+        "torch",
+    )
+
+
+def vote_arguments(embedding: bool) -> Arguments:
+    if embedding:
+        ids, _, packed, _, votes, ev, correlation, steps, stats, control, *shape = embedding_arguments("correlation")
+        return (
+            ids,
+            torch.randn(4, 12),
+            None,
+            packed,
+            votes,
+            ev,
+            correlation,
+            steps,
+            stats,
+            control,
+            *shape[:3],
+            "torch",
+        )
+    _, _, packed, _, _, votes, ev, stats, control, *shape = linear_arguments("int8", "int8")
+    g = torch.randint(-9, 9, (6, 33), dtype=torch.int8)
+    x = torch.randint(-9, 9, (6, 40), dtype=torch.int8)
+    return (g, x, torch.tensor(0.5), packed, votes, ev, stats, control, *shape[:3], "torch")
+
+
+def input_gradient_arguments() -> Arguments:
+    arguments = linear_arguments("int8", "int8")
+    return (torch.randn(6, 33), None, arguments[2], arguments[3], 33, 40, 32, torch.float32, "torch")
+
+
+def bias_arguments() -> Arguments:
+    layer = TernaryLinear(8, 5, bias=True)
+    return (layer.anchor, layer.bias, layer.bias_exponent, layer.bias_votes)
+
+
+CASES: dict[str, Callable[[], Arguments]] = {
+    **{f"linear[{a}-{g}]": (lambda a=a, g=g: linear_arguments(a, g)) for a, g in MODES},
+    "linear[no bias]": lambda: linear_arguments("int8", "float", bias=False),
+    "embedding[residual]": lambda: embedding_arguments("residual"),
+    "embedding[correlation]": lambda: embedding_arguments("correlation"),
+    "cast_votes": lambda: vote_arguments(embedding=False),
+    "cast_embedding_votes": lambda: vote_arguments(embedding=True),
+    "linear_grad_input": input_gradient_arguments,
+    "quantize_gradient": lambda: (torch.randn(3, 4), torch.tensor([1, 2, 3, 4]), 0, "torch"),
+    "bias": bias_arguments,
+    "cast_bias_votes": lambda: (torch.randn(5), torch.zeros(5, dtype=torch.int8)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck_accepts(case: str) -> None:
+    op = getattr(torch.ops.arb_ternary, case.split("[")[0]).default
+    assert set(torch.library.opcheck(op, CASES[case]()).values()) == {"SUCCESS"}
+
+
+def test_every_op_of_the_namespace_is_checked() -> None:
+    registered = {name for name in dir(torch.ops.arb_ternary) if isinstance(vars(ops).get(name), CustomOpDef)}
+    assert registered == {case.split("[")[0] for case in CASES}
+
+
+class Model(nn.Module):
+    def __init__(self, activations: str, gradients: str) -> None:
+        super().__init__()
+        self.table = TernaryEmbedding(30, 40, gradients=gradients)
+        self.norm = TernaryRMSNorm(40)
+        self.hidden = TernaryLinear(40, 24, bias=True, group_size=32, activations=activations, gradients=gradients)
+        self.head = TernaryLinear(24, 30, activations=activations, gradients=gradients)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        # The hidden layer is used twice on purpose: both uses vote.
+        x = self.norm(self.table(ids))
+        return self.head(torch.relu(self.hidden(x)) + self.hidden(torch.relu(x)))
+
+
+@pytest.mark.parametrize(("activations", "gradients"), MODES)
+def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str, gradients: str) -> None:
+    ids = torch.randint(0, 30, (4, 7))
+    states = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model = Model(activations, gradients)
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        for _ in range(3):
+            run(ids).square().sum().backward()
+        states.append(model.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+    assert int(states[0]["hidden.votes"].abs().sum()) > 0
+
+
+@pytest.mark.slow
+def test_inductor_compiles_training_without_a_graph_break() -> None:
+    model = Model("int8", "float")
+    ids = torch.randint(0, 30, (4, 7))
+    compiled = torch.compile(model, fullgraph=True)
+    compiled(ids).square().sum().backward()
+    assert int(model.hidden.votes.abs().sum()) > 0
+
+
+def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
+    layer = TernaryLinear(12, 7, group_size=32, activations="float")
+    x, target = torch.randn(5, 12), torch.randn(5, 7)
+    dense = layer.dense_weight().requires_grad_()
+    ((x @ dense.t() - target) ** 2).sum().backward()
+    ((layer(x) - target) ** 2).sum().backward()
+    assert dense.grad is not None
+    assert torch.equal(layer.votes, -dense.grad.sign().to(torch.int8))
+    score = (dense.grad.sign() * layer.trits()).sum(dim=1, keepdim=True)
+    assert torch.equal(layer.exponent_votes, -score.sign().to(torch.int8))
+    torch.testing.assert_close(layer.gradient_square_sum(), dense.grad.square().sum(), rtol=1e-5, atol=0)
+
+
+def test_the_straight_through_gradient_passes_the_quantiser() -> None:
+    layer = TernaryLinear(12, 7)
+    x = torch.randn(5, 12, requires_grad=True)
+    g = torch.randn(5, 7)
+    layer(x).backward(g)
+    torch.testing.assert_close(x.grad, g @ layer.dense_weight(), rtol=1e-5, atol=1e-6)
+
+
+def test_micro_batches_each_cast_their_votes() -> None:
+    layer = TernaryLinear(6, 4, activations="float")
+    x = torch.randn(3, 6)
+    g = torch.randn(3, 4)
+    sign = (g.t() @ x).sign().to(torch.int8)
+    for n in range(1, 6):
+        layer(x).backward(g)
+        assert torch.equal(layer.votes, -n * sign)
+    assert int(layer.control[3]) == 5
+
+
+def test_a_frozen_module_and_a_gradient_free_pass_cast_no_votes() -> None:
+    layer = TernaryLinear(6, 4)
+    layer.frozen = True
+    x = torch.randn(3, 6, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert not layer.votes.any()
+    layer.frozen = False
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+def test_a_pure_model_learns_although_no_input_requires_grad() -> None:
+    model = Model("int8", "float")
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    for module in (model.table, model.norm, model.hidden, model.head):
+        assert int(module.votes.abs().sum()) > 0
+
+
+def test_a_bias_casts_the_sign_of_its_gradient_and_reaches_the_output() -> None:
+    layer = TernaryLinear(6, 4, bias=True, activations="float")
+    assert layer.bias is not None
+    assert layer.bias_exponent is not None
+    assert layer.bias_votes is not None
+    layer.bias += torch.tensor([1, -2, 3, 0])
+    layer.bias_exponent.fill_(-3)
+    x = torch.randn(3, 6)
+    expected = x @ layer.dense_weight().t() + torch.tensor([0.125, -0.25, 0.375, 0.0])
+    torch.testing.assert_close(layer(x), expected)
+    layer(x).backward(torch.tensor([[1.0, -1.0, 2.0, 0.0]] * 3))
+    assert layer.bias_votes.tolist() == [-1, 1, -1, 0]
+
+
+@pytest.mark.parametrize("kernel", [1, 3, (2, 3)])
+def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, int]) -> None:
+    layer = TernaryConv2d(3, 5, kernel, stride=(1, 2), padding=1, activations="float")
+    x = torch.randn(2, 3, 8, 9)
+    weight = layer.dense_weight().view(5, 3, *layer.kernel_size)
+    torch.testing.assert_close(
+        layer(x), nn.functional.conv2d(x, weight, stride=(1, 2), padding=1), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_bad_arguments_are_refused() -> None:
+    layer = TernaryLinear(6, 4)
+    with pytest.raises(RuntimeError, match="shape"):
+        layer(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="float tensor"):
+        layer(torch.ones(3, 6, dtype=torch.int32))
+    with pytest.raises(IndexError, match=r"0\.\.19"):
+        TernaryEmbedding(20, 4)(torch.tensor([20]))
+    with pytest.raises(ValueError, match="group_size"):
+        TernaryLinear(6, 4, group_size=48)
+    with pytest.raises(ValueError, match="activations"):
+        TernaryLinear(6, 4, activations="int4")
+    with pytest.raises(ValueError, match="scale_rule"):
+        TernaryLinear(6, 4, scale_rule="correlation")
