@@ -7,6 +7,7 @@ A hook returns specs, never components, so that collecting every installed plugi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +36,17 @@ TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 
 _name = matches_re(re.compile(NAME_PATTERN))
 _target = matches_re(re.compile(TARGET_PATTERN))
+
+
+# Typed, because a type checker cannot infer the element type of a bare ``tuple`` or ``frozenset`` as a converter.
+
+
+def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+def _as_parts(values: Iterable[Literal["ternary", "float"]]) -> frozenset[Literal["ternary", "float"]]:
+    return frozenset(values)
 
 
 def resolve(target: str) -> Any:
@@ -86,7 +98,7 @@ class BackendSpec(Spec):
 
     probe: str = field(validator=[instance_of(str), _target])
     priority: int = field(default=10, validator=instance_of(int))
-    devices: tuple[str, ...] = field(default=("cpu",), converter=tuple, validator=deep_iterable(instance_of(str)))
+    devices: tuple[str, ...] = field(default=("cpu",), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
 
 @frozen(kw_only=True)
@@ -101,7 +113,7 @@ class OptimizerSpec(Spec):
     kind: ClassVar[str] = "optimizer"
 
     accepts: frozenset[Literal["ternary", "float"]] = field(
-        converter=frozenset, validator=deep_iterable(in_(("ternary", "float")))
+        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float")))
     )
 
 

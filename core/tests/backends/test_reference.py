@@ -395,7 +395,7 @@ def test_embedding_votes_sum_duplicates_before_the_sign_and_leave_other_rows() -
     ids = torch.tensor([2, 0, 2])
     grad = torch.tensor([[3.0, -1.0], [-1.0, 5.0], [-4.0, -1.0]])
     rv.embedding_votes(ids, grad, None, packed_of(trits), votes, ev, None, None, stats, shape)
-    # Row 2: 3 - 4 = -1 and -2 vote up. Row 0: -1 votes up, 5 down; its score (-1)(1) + (1)(-1) = -2 votes the exponent up.
+    # Row 2: 3 - 4 = -1 and -2 vote up. Row 0: -1 votes up, 5 down; its score is -2: the exponent up.
     assert votes.tolist() == [[1, -1], [0, 0], [1, 1], [0, 0]]
     assert ev.tolist() == [[1], [0], [1], [0]]
     assert stats[1:5].tolist() == [26.0, 0.0, 5.0, 0.0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_votes
 from arb_ternary.backends.protocol import OPTIONAL_OPS, KernelBackend, WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary.environment import read
+from arb_ternary.environment import read_flag
 from arb_ternary.errors import EnvironmentProblem
 
 __all__ = ["fallback_ops", "kernel"]
@@ -34,7 +34,7 @@ def kernel(backend_name: str, op: str) -> Kernel:
     found = backend.kernels.get(op)
     if found is not None:
         return found
-    if read("ARB_TERNARY_STRICT") == "1":
+    if read_flag("ARB_TERNARY_STRICT"):
         raise EnvironmentProblem(
             f"backend {backend_name!r} has no kernel for {op!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends explain",

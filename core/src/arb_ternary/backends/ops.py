@@ -1,7 +1,7 @@
 """The ops: schemas, fake (meta) implementations and autograd, once for every backend.
 
 Namespace ``arb_ternary::``. The backend's name is a constant string argument, so ``torch.compile(fullgraph=True)``
-makes one graph without a break, and switching the backend recompiles. An op checks what its kernels rely on and mutates exactly what its schema says.
+makes one graph without a break, and switching the backend recompiles. An op mutates exactly what its schema says.
 
 Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the three integers
 ``N, K, G``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn), ``stats`` (float32

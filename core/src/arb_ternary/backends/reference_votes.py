@@ -40,8 +40,8 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     """Stochastic rounding of a gradient to int8 with one power-of-two scale.
 
     ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g / scale + u)`` with
-    ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives 0. A gradient of zeros, or one that is
-    not finite in its maximum, gives zeros and scale 1.
+    ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives 0. A gradient of zeros, or one
+    whose maximum is not finite, gives zeros and scale 1.
 
     Args:
         grad_MN: float.

@@ -1,0 +1,99 @@
+"""``arb backends``: which kernel backends there are, which one is used, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from arb_ternary.backends.select import candidates, get_backend, request_backend, select
+from arb_ternary.cli.options import as_json
+from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.missing import not_installed
+
+__all__ = ["backends", "describe_backends"]
+
+_device = click.option("--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps.")
+
+
+@click.group()
+def backends() -> None:
+    """List the kernel backends and explain the choice."""
+
+
+@backends.command("list")
+@_device
+@as_json
+def list_backends(device: str, as_json: bool) -> None:
+    """Every backend, whether it can be used on the device, and why (not)."""
+    rows = describe_backends(device)
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("backend", "status", "priority", "distribution", "devices", "reason"),
+        [
+            (row["name"], row["status"], row["priority"], row["distribution"], " ".join(row["devices"]), row["reason"])
+            for row in rows
+        ],
+    )
+
+
+@backends.command("explain")
+@click.option("--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto.")
+@_device
+@as_json
+def explain(backend: str | None, device: str, as_json: bool) -> None:
+    """Which backend is used on the device, why, what it promises, and which ops the reference does for it."""
+    from arb_ternary.backends.dispatch import fallback_ops
+
+    request = request_backend(command_line=backend, device=device)
+    selection = select(request)
+    built = get_backend(selection.name)
+    explanation: dict[str, Any] = {
+        "device": device,
+        "request": request.value,
+        "source": selection.source,
+        "backend": selection.name,
+        "reason": selection.reason,
+        "rejected": [{"name": name, "reason": reason} for name, reason in selection.rejected],
+        "capabilities": sorted(built.capabilities),
+        "fallback_ops": list(fallback_ops(built)),
+    }
+    if as_json:
+        print_json(explanation)
+        return
+    click.echo(f"{selection.name} on {device}: {selection.reason}")
+    click.echo(f"  request       {request.value} ({selection.source})")
+    for name, reason in selection.rejected:
+        click.echo(f"  not           {name}: {reason}")
+    click.echo(f"  capabilities  {', '.join(explanation['capabilities']) or 'none'}")
+    click.echo(f"  reference ops {', '.join(explanation['fallback_ops']) or 'none'}")
+
+
+def describe_backends(device: str) -> list[dict[str, Any]]:
+    """Registered backends, best first, then the announced ones that are not installed, as JSON values."""
+    registered: list[dict[str, Any]] = [
+        {
+            "name": candidate.name,
+            "status": "usable" if candidate.usable else "unusable",
+            "priority": candidate.spec.priority,
+            "distribution": candidate.distribution,
+            "devices": list(candidate.spec.devices),
+            "reason": candidate.reason,
+        }
+        for candidate in candidates(device)
+    ]
+    absent: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "status": "not installed",
+            "priority": None,
+            "distribution": distribution,
+            "devices": [],
+            "reason": f"pip install {distribution}",
+        }
+        for name, distribution in sorted(not_installed("backend", manager().records).items())
+    ]
+    return registered + absent

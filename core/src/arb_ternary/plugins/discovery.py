@@ -1,0 +1,101 @@
+"""Finds the plugins that are installed, without importing any of them."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import Distribution, distributions
+from typing import Final
+
+from attrs import frozen
+
+from arb_ternary import __version__
+
+__all__ = ["BUILTIN", "BUILTIN_MODULE", "CORE_DISTRIBUTION", "GROUP", "Candidate", "Found", "canonical", "discover"]
+
+#: The entry-point group; an entry's value is a hook module.
+GROUP: Final = "arb_ternary.plugins"
+#: The plugin through which the program registers what is its own.
+BUILTIN: Final = "builtin"
+BUILTIN_MODULE: Final = "arb_ternary.builtin.plugin"
+CORE_DISTRIBUTION: Final = "arb-ternary-core"
+
+
+@frozen
+class Candidate:
+    """An installed plugin: name of its entry point, hook module, distribution and the distribution's version."""
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether this is the program's own plugin."""
+        return self.module == BUILTIN_MODULE
+
+
+@frozen
+class Found:
+    """What discovery found.
+
+    Attributes:
+        candidates: sorted by name and distribution.
+        damaged: distributions whose entry points cannot be read: name, version, reason.
+        notes: a line on each copy of a distribution that was ignored.
+    """
+
+    candidates: tuple[Candidate, ...]
+    damaged: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+
+
+def discover() -> Found:
+    """Read the entry points of every distribution on ``sys.path``.
+
+    A distribution that is seen twice (an editable install beside a wheel, a path that is listed twice) counts once,
+    and the first on the path counts, because that is the one that ``import`` finds. Only distributions with an entry
+    in our group have their metadata parsed.
+    """
+    candidates: list[Candidate] = []
+    damaged: list[tuple[str, str, str]] = []
+    notes: list[str] = []
+    seen: dict[str, str] = {}
+    for distribution in distributions():
+        if GROUP not in _entry_points_text(distribution):
+            continue
+        name, version = _identity(distribution)
+        key = canonical(name)
+        if key in seen:
+            notes.append(f"{name} {version} ignored: {seen[key]} comes first on sys.path")
+            continue
+        seen[key] = f"{name} {version}"
+        try:
+            entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
+        except Exception as error:  # the parser raises whatever a malformed line makes it raise
+            damaged.append((name, version, f"its entry points cannot be read: {type(error).__name__}: {error}"))
+            continue
+        candidates.extend(Candidate(entry.name, entry.value.strip(), name, version) for entry in entries)
+    if not any(candidate.is_builtin for candidate in candidates):
+        # Imported from a source tree that was never installed: the program still needs its own parts.
+        candidates.append(Candidate(BUILTIN, BUILTIN_MODULE, CORE_DISTRIBUTION, __version__))
+    candidates.sort(key=lambda candidate: (candidate.name, candidate.distribution))
+    return Found(tuple(candidates), tuple(damaged), tuple(notes))
+
+
+def canonical(distribution: str) -> str:
+    """A distribution's name in its normal form, in which two spellings of one name are equal."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _entry_points_text(distribution: Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except UnicodeDecodeError:  # not UTF-8, so not written by any build tool: no entry of ours
+        return ""
+
+
+def _identity(distribution: Distribution) -> tuple[str, str]:
+    """Name and version; damaged metadata must not keep this plugin's record, or another plugin, from being made."""
+    metadata = dict(distribution.metadata.items())  # type: ignore[attr-defined]  # an email.message.Message
+    return metadata.get("Name", "unnamed-distribution"), metadata.get("Version", "0")

@@ -1,0 +1,550 @@
+"""The loader: each plugin alone, every failure recorded, nothing half registered."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from arb_ternary import API_VERSION, hookimpl, hookspecs
+from arb_ternary.errors import EnvironmentProblem, UsageProblem, render
+from arb_ternary.plugins.api_version import incompatibility
+from arb_ternary.plugins.manager import manager, reset_manager
+from arb_ternary.plugins.records import PluginRecord, Status
+from arb_ternary.specs import MaskingSpec, OptimizerSpec
+
+HEAD = """
+from arb_ternary import hookimpl
+from arb_ternary.specs import CommandSpec, MaskingSpec, OptimizerSpec
+ARB_API_VERSION = (1, 0)
+"""
+GOOD = (
+    HEAD
+    + """
+@hookimpl
+def arb_register_masking():
+    return [MaskingSpec(name="stripes", target="fake_good:build", summary="every other position")]
+"""
+)
+BROKEN = "import a_module_that_is_not_there\n"
+TOO_NEW = GOOD.replace("(1, 0)", "(2, 0)")
+OPTIMIZER = (
+    HEAD
+    + """
+@hookimpl
+def arb_register_optimizers():
+    return [OptimizerSpec(name="swift", target="nowhere:build", accepts={"float"})]
+"""
+)
+
+
+def record_of(name: str, distribution: str | None = None) -> PluginRecord:
+    (found,) = [
+        record for record in manager().records if record.name == name and distribution in (None, record.distribution)
+    ]
+    return found
+
+
+def test_a_good_plugin_is_ok_and_its_component_is_found_with_its_origin(install_plugin):
+    install_plugin("good", GOOD)
+
+    found = manager().registry.get("masking", "stripes")
+
+    assert (found.plugin, found.distribution) == ("good", "arb-ternary-good")
+    assert record_of("good") == PluginRecord(
+        name="good",
+        distribution="arb-ternary-good",
+        version="1.0",
+        module="fake_good",
+        components=[("masking", "stripes")],
+    )
+
+
+def test_targets_are_not_imported_by_loading(install_plugin):
+    install_plugin("good", GOOD.replace("fake_good:build", "fake_heavy:build")).joinpath("fake_heavy.py").write_text(
+        "def build(config):\n    return 'built'\n"
+    )
+
+    found = manager().registry.get("masking", "stripes")
+
+    assert "fake_heavy" not in sys.modules
+    assert found.load()(None) == "built"
+
+
+def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(install_plugin, capsys):
+    install_plugin("broken", BROKEN)
+    install_plugin("good", GOOD)
+
+    assert manager().registry.names("masking") == ("causal", "stripes")
+    assert capsys.readouterr().err == (
+        "warning: plugin 'broken' (arb-ternary-broken 1.0): failed: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'\n"
+    )
+    assert record_of("broken").status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def f(:", "SyntaxError: invalid syntax (fake_bad.py, line 1)"),
+        (HEAD, "it implements no hook (arb_... marked with @arb_ternary.hookimpl)"),
+        (
+            HEAD + "def arb_register_masking():\n    return ()\n",
+            "arb_register_masking is not marked with @arb_ternary.hookimpl",
+        ),
+        (
+            HEAD + "@hookimpl\ndef arb_register_masking():\n    raise ValueError('no luck\\ntoday')\n",
+            "ValueError: no luck",
+        ),
+        (
+            HEAD + "@hookimpl\ndef arb_register_masking():\n    return 3\n",
+            "arb_register_masking returned 3; it must return a sequence of MaskingSpec",
+        ),
+        (
+            HEAD + "@hookimpl\ndef arb_register_masking():\n    return ['stripes']\n",
+            "arb_register_masking returned 'stripes'; every item must be a MaskingSpec",
+        ),
+        (
+            HEAD
+            + "@hookimpl\ndef arb_register_masking():\n"
+            + "    return 2 * [MaskingSpec(name='stripes', target='m:build')]\n",
+            "arb_register_masking returned two maskings called 'stripes'",
+        ),
+        (
+            HEAD + "@hookimpl(wrapper=True)\ndef arb_register_masking():\n    return (yield)\n",
+            "arb_register_masking is a wrapper; a registration hook cannot be wrapped",
+        ),
+        (
+            HEAD + "@hookimpl\ndef arb_step_end(step):\n    print(step)\n",
+            "arb_step_end is called on the observers of a run only: register a tracker that implements it",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_said_in_its_record(install_plugin, source, reason):
+    install_plugin("bad", source)
+
+    assert (record_of("bad").status, record_of("bad").reason) == (Status.FAILED, reason)
+    assert manager().registry.names("masking") == ("causal",)
+
+
+def test_an_argument_that_the_hook_does_not_have_is_a_failure_that_names_it(install_plugin):
+    install_plugin("bad", HEAD + "@hookimpl\ndef arb_register_masking(width):\n    return ()\n")
+
+    assert record_of("bad").status is Status.FAILED
+    assert "{'width'} are declared in the hookimpl but can not be found in the hookspec" in record_of("bad").reason
+
+
+def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install_plugin):
+    install_plugin(
+        "half",
+        OPTIMIZER
+        + "@hookimpl\ndef arb_register_phases():\n    raise RuntimeError('after the optimizers were collected')\n",
+    )
+
+    plugins = manager()
+
+    assert record_of("half").status is Status.FAILED
+    assert plugins.registry.find("optimizer", "swift") is None
+    assert plugins.hooks.implemented_by("half") == ()
+
+
+def test_a_hook_that_does_not_exist_is_an_unknown_hook_with_the_nearest_name(install_plugin, capsys):
+    install_plugin("typo", GOOD.replace("arb_register_masking", "arb_register_maskings"))
+
+    assert record_of("typo").status is Status.UNKNOWN_HOOK
+    assert manager().registry.names("masking") == ("causal",)
+    assert capsys.readouterr().err == (
+        "warning: plugin 'typo' (arb-ternary-typo 1.0): unknown-hook: "
+        "no hook is called 'arb_register_maskings'; did you mean 'arb_register_masking'?\n"
+    )
+
+
+def test_a_hook_that_is_marked_optional_may_be_unknown(install_plugin):
+    install_plugin("later", GOOD + "@hookimpl(optionalhook=True)\ndef arb_register_samplers():\n    return ()\n")
+
+    assert record_of("later").status is Status.OK
+
+
+def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(install_plugin, capsys):
+    install_plugin("future", TOO_NEW)
+
+    assert record_of("future").status is Status.INCOMPATIBLE
+    assert capsys.readouterr().err == (
+        "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin interface 2.0, "
+        "this program provides 1.0; upgrade arb-ternary-core or install an older release of the plugin\n"
+    )
+
+
+def test_a_plugin_without_an_interface_version_is_incompatible(install_plugin):
+    install_plugin("silent", GOOD.replace("ARB_API_VERSION = (1, 0)", ""))
+
+    assert record_of("silent").status is Status.INCOMPATIBLE
+    assert record_of("silent").reason == (
+        "it declares no plugin interface version; add `ARB_API_VERSION = (1, 0)` to its hook module"
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "provided", "fits"),
+    [
+        ((1, 0), (1, 0), True),
+        ((1, 0), (1, 7), True),
+        ((1, 7), (1, 7), True),
+        ((1, 8), (1, 7), False),
+        ((2, 0), (1, 7), False),
+        ((1, 9), (2, 0), False),
+        ("1.0", (1, 0), False),
+        ((1,), (1, 0), False),
+        ((True, False), (1, 0), False),
+        (None, (1, 0), False),
+    ],
+)
+def test_the_same_major_version_and_no_newer_minor_version_fits(declared, provided, fits):
+    assert (incompatibility(declared, provided=provided) is None) is fits
+
+
+def test_a_plugin_for_1_0_fits_this_program():
+    assert incompatibility((1, 0)) is None
+    assert API_VERSION[0] == 1
+
+
+# --- one name twice --------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_two_plugins_provide_belongs_to_neither_and_the_error_names_both(install_plugin, capsys):
+    install_plugin("one", OPTIMIZER)
+    install_plugin("two", OPTIMIZER + GOOD.removeprefix(HEAD), version="2.0")
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        manager().registry.get("optimizer", "swift")
+
+    assert render(caught.value) == (
+        "error: optimizer 'swift' is provided by more than one plugin: "
+        "'one' (arb-ternary-one 1.0) and 'two' (arb-ternary-two 2.0)\n"
+        "  uninstall all but one of them, or disable one: ARB_PLUGINS_DISABLED=two"
+    )
+    assert caught.value.exit_code == 3
+    assert "swift" not in manager().registry.names("optimizer")
+    assert manager().registry.find("masking", "stripes") is not None, "what is not in conflict works"
+    assert (record_of("one").status, record_of("two").status) == (Status.CONFLICT, Status.CONFLICT)
+    assert capsys.readouterr().err == (
+        "warning: plugin 'one' (arb-ternary-one 1.0): conflict: optimizer 'swift' is also provided by "
+        "plugin 'two' (arb-ternary-two 2.0); neither is used\n"
+        "warning: plugin 'two' (arb-ternary-two 2.0): conflict: optimizer 'swift' is also provided by "
+        "plugin 'one' (arb-ternary-one 1.0); neither is used\n"
+    )
+
+
+def test_disabling_one_of_two_rivals_settles_the_conflict(install_plugin, monkeypatch):
+    install_plugin("one", OPTIMIZER)
+    install_plugin("two", OPTIMIZER)
+    monkeypatch.setenv("ARB_PLUGINS_DISABLED", "two")
+
+    assert manager().registry.get("optimizer", "swift").plugin == "one"
+
+
+def test_a_plugin_cannot_take_a_component_of_the_core_silently(install_plugin):
+    install_plugin("rival", OPTIMIZER.replace("swift", "adamw"))
+
+    with pytest.raises(
+        EnvironmentProblem, match=r"'builtin' \(arb-ternary-core .*\) and 'rival' \(arb-ternary-rival 1.0\)"
+    ):
+        manager().registry.get("optimizer", "adamw")
+
+
+def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
+    install_plugin(
+        "rival",
+        HEAD
+        + "@hookimpl\ndef arb_register_commands():\n    return [CommandSpec(name='plugins', target='nowhere:x')]\n",
+    )
+
+    assert manager().registry.get("command", "plugins").plugin == "builtin"
+    assert record_of("builtin").status is Status.OK
+    assert record_of("rival").status is Status.CONFLICT
+    assert "command 'plugins' is also provided by plugin 'builtin'" in capsys.readouterr().err
+
+
+def test_two_distributions_with_a_plugin_of_one_name_are_both_left_out(install_plugin):
+    install_plugin("same", OPTIMIZER, distribution="arb-ternary-left", module="fake_left")
+    install_plugin("same", GOOD, distribution="arb-ternary-right", module="fake_right")
+
+    left, right = record_of("same", "arb-ternary-left"), record_of("same", "arb-ternary-right")
+
+    assert (left.status, right.status) == (Status.CONFLICT, Status.CONFLICT)
+    assert left.reason == "arb-ternary-right 1.0 has a plugin called 'same' too"
+    assert right.reason == "arb-ternary-left 1.0 has a plugin called 'same' too"
+
+
+def test_a_distribution_that_is_on_the_path_twice_counts_once_and_the_first_counts(install_plugin):
+    install_plugin("good", GOOD, version="1.0")
+    install_plugin("good", GOOD, version="2.0", distribution="Arb_Ternary.good")  # put in front, in another spelling
+
+    assert record_of("good").version == "2.0"
+    assert manager().registry.get("masking", "stripes").distribution == "Arb_Ternary.good"
+
+
+def test_a_distribution_with_damaged_entry_points_is_recorded_and_the_rest_works(install_plugin):
+    folder = install_plugin("odd")
+    next(folder.glob("*.dist-info/entry_points.txt")).write_text("[arb_ternary.plugins]\nno equals sign\n")
+    install_plugin("good", GOOD)
+
+    assert record_of("arb-ternary-odd").status is Status.FAILED
+    assert record_of("arb-ternary-odd").reason.startswith("its entry points cannot be read: ")
+    assert record_of("good").status is Status.OK
+
+
+def test_metadata_without_a_name_does_not_keep_a_plugin_out(install_plugin):
+    folder = install_plugin("good", GOOD)
+    next(folder.glob("*.dist-info/METADATA")).write_text("")
+
+    assert (record_of("good").distribution, record_of("good").version) == ("unnamed-distribution", "0")
+    assert record_of("good").status is Status.OK
+
+
+# --- allow and block -------------------------------------------------------------------------------------------------
+
+
+def test_a_blocked_plugin_is_not_imported_and_gives_no_warning(install_plugin, monkeypatch, capsys):
+    install_plugin("broken", BROKEN)
+    monkeypatch.setenv("ARB_PLUGINS_DISABLED", "broken")
+
+    assert record_of("broken").status is Status.BLOCKED
+    assert record_of("broken").reason == "ARB_PLUGINS_DISABLED lists it"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_allow_list_keeps_out_what_it_does_not_list(install_plugin, monkeypatch):
+    install_plugin("good", GOOD)
+    install_plugin("other", OPTIMIZER)
+    monkeypatch.setenv("ARB_PLUGINS", " good ,")
+
+    assert {record.name: record.status for record in manager().records} == {
+        "builtin": Status.OK,
+        "good": Status.OK,
+        "other": Status.BLOCKED,
+    }
+    assert record_of("other").reason == "ARB_PLUGINS does not list it"
+
+
+def test_an_empty_allow_list_leaves_only_the_core(install_plugin, monkeypatch):
+    install_plugin("good", GOOD)
+    monkeypatch.setenv("ARB_PLUGINS", "")
+
+    assert manager().registry.names("masking") == ("causal",)
+    assert record_of("builtin").status is Status.OK
+
+
+@pytest.mark.parametrize("variable", ["ARB_PLUGINS", "ARB_PLUGINS_DISABLED"])
+def test_a_listed_name_that_matches_no_plugin_is_an_error_with_the_nearest_name(install_plugin, monkeypatch, variable):
+    install_plugin("good", GOOD)
+    monkeypatch.setenv(variable, "goof")
+
+    with pytest.raises(UsageProblem) as caught:
+        manager()
+
+    assert render(caught.value) == (
+        f"error: {variable}: no plugin is called 'goof'\n  did you mean 'good'?\n  installed: builtin, good"
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_the_core_cannot_be_disabled(install_plugin, monkeypatch):
+    monkeypatch.setenv("ARB_PLUGINS_DISABLED", "builtin")
+
+    with pytest.raises(UsageProblem, match="'builtin' is the program itself"):
+        manager()
+
+
+def test_strict_makes_a_failure_an_error_of_the_environment(install_plugin, monkeypatch, capsys):
+    install_plugin("broken", BROKEN)
+    monkeypatch.setenv("ARB_PLUGINS_STRICT", "1")
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        manager()
+
+    assert render(caught.value) == (
+        "error: a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set\n"
+        "  plugin 'broken' (arb-ternary-broken 1.0): failed: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    )
+    assert capsys.readouterr().err == ""
+
+
+def test_strict_accepts_plugins_that_are_kept_out_on_purpose(install_plugin, monkeypatch):
+    install_plugin("broken", BROKEN)
+    monkeypatch.setenv("ARB_PLUGINS_STRICT", "1")
+    monkeypatch.setenv("ARB_PLUGINS_DISABLED", "broken")
+
+    assert record_of("broken").status is Status.BLOCKED
+
+
+def test_the_trace_says_what_was_loaded_from_where(install_plugin, monkeypatch, capsys):
+    install_plugin("good", GOOD)
+    install_plugin("good", GOOD, version="0.9")
+    monkeypatch.setenv("ARB_TRACE_PLUGINS", "1")
+
+    manager()
+
+    trace = capsys.readouterr().err
+    assert "plugins: arb-ternary-good 1.0 ignored: arb-ternary-good 0.9 comes first on sys.path\n" in trace
+    assert "plugins: 'good' (arb-ternary-good 0.9) from fake_good: ok: masking stripes [" in trace
+
+
+def test_plugins_are_loaded_in_the_order_of_their_names(install_plugin):
+    for name in ("zebra", "ant"):
+        install_plugin(name, GOOD.replace("stripes", name))
+
+    assert [record.name for record in manager().records] == ["ant", "builtin", "zebra"]
+
+
+def test_a_plugin_that_asks_for_the_manager_while_it_is_loaded_fails_alone(install_plugin):
+    install_plugin("eager", "from arb_ternary.plugins.manager import manager\nmanager()\n")
+
+    assert record_of("eager").reason == "RuntimeError: manager() was called by a plugin while plugins are being loaded"
+
+
+def test_the_manager_is_loaded_once(install_plugin):
+    assert manager() is manager()
+    before = manager()
+    reset_manager()
+    assert manager() is not before
+
+
+def test_warnings_of_deprecated_hooks_reach_the_user(install_plugin, monkeypatch):
+    monkeypatch.setitem(
+        hookspecs.arb_register_masking.arb_ternary_spec, "warn_on_impl", DeprecationWarning("use arb_register_models")
+    )
+    install_plugin("old", GOOD)
+
+    with pytest.warns(DeprecationWarning, match="use arb_register_models"):
+        manager()
+
+    assert record_of("old").status is Status.OK
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+class Stripes:
+    @hookimpl
+    def arb_register_masking(self):
+        return [MaskingSpec(name="stripes", target="nowhere:build")]
+
+
+def test_an_object_can_be_registered_and_removed(install_plugin):
+    record = manager().register(Stripes())
+
+    assert (record.name, record.components) == ("Stripes", (("masking", "stripes"),))
+    assert manager().registry.get("masking", "stripes").plugin == "Stripes"
+
+    manager().unregister("Stripes")
+
+    assert manager().registry.find("masking", "stripes") is None
+    assert [record.name for record in manager().records] == ["builtin"]
+
+
+def test_a_name_is_registered_once(install_plugin):
+    manager().register(Stripes(), "mine")
+
+    with pytest.raises(UsageProblem) as caught:
+        manager().register(Stripes(), "mine")
+
+    assert render(caught.value) == (
+        "error: a plugin called 'mine' is loaded already\n"
+        "  give another name, or first call manager().unregister('mine')"
+    )
+
+
+def test_registering_a_component_that_exists_is_refused_as_a_whole(install_plugin):
+    class Rival:
+        @hookimpl
+        def arb_register_masking(self):
+            return [MaskingSpec(name="fresh", target="m:b"), MaskingSpec(name="causal", target="m:b")]
+
+    with pytest.raises(
+        EnvironmentProblem, match=r"conflict: masking strategy 'causal' is also provided by plugin 'builtin'"
+    ):
+        manager().register(Rival())
+
+    assert manager().registry.names("masking") == ("causal",)
+    assert manager().hooks.implemented_by("Rival") == ()
+    assert [record.name for record in manager().records] == ["builtin"]
+
+
+def test_only_what_was_registered_by_hand_can_be_removed(install_plugin):
+    with pytest.raises(UsageProblem, match="no plugin called 'builtin' was registered by hand"):
+        manager().unregister("builtin")
+
+
+def test_a_plugin_file_is_loaded_once_and_can_name_its_own_targets(install_plugin, tmp_path):
+    file = tmp_path / "stripes_plugin.py"
+    file.write_text(GOOD.replace("fake_good", "stripes_plugin") + "\ndef build(config):\n    return 'built'\n")
+
+    record = manager().load_file(file)
+
+    assert manager().load_file(str(file)) is record
+    assert manager().files == (file,)
+    assert record.name == "stripes_plugin"
+    assert manager().registry.get("masking", "stripes").load()(None) == "built"
+
+
+def test_a_plugin_file_that_fails_is_an_error_and_leaves_no_module(install_plugin, tmp_path):
+    file = tmp_path / "broken_file.py"
+    file.write_text(BROKEN)
+
+    with pytest.raises(EnvironmentProblem) as caught:
+        manager().load_file(file)
+
+    assert render(caught.value) == (
+        f"error: plugin file {file}: failed: ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    )
+    assert "broken_file" not in sys.modules
+    assert manager().files == ()
+
+
+def test_a_plugin_file_for_another_interface_leaves_no_module(install_plugin, tmp_path):
+    file = tmp_path / "future_file.py"
+    file.write_text(TOO_NEW)
+
+    with pytest.raises(EnvironmentProblem, match="incompatible"):
+        manager().load_file(file)
+
+    assert "future_file" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.py", "there is no such plugin file"),
+        ("my-plugin.py", "a plugin file is called NAME.py"),
+        ("plugin.txt", "a plugin file is called NAME.py"),
+        ("json.py", "a module called 'json' exists already"),
+    ],
+)
+def test_a_path_that_cannot_be_a_plugin_file_is_a_usage_error(install_plugin, tmp_path: Path, name, message):
+    if name != "missing.py":
+        (tmp_path / name).write_text(GOOD)
+
+    with pytest.raises(UsageProblem, match=message) as caught:
+        manager().load_file(tmp_path / name)
+
+    assert str(tmp_path / name) in caught.value.what
+
+
+def test_facts_about_a_plugin_come_from_its_own_hook(install_plugin):
+    install_plugin("good", GOOD + "@hookimpl\ndef arb_plugin_info():\n    return {'summary': 'stripes'}\n")
+    install_plugin("other", OPTIMIZER)
+
+    assert manager().hooks.plugin_info("good") == {"summary": "stripes"}
+    assert manager().hooks.plugin_info("other") == {}
+    assert manager().hooks.implemented_by("good") == ("arb_register_masking", "arb_plugin_info")
+
+
+def test_specs_refuse_names_and_targets_that_are_none():
+    with pytest.raises(ValueError, match="name"):
+        OptimizerSpec(name="Swift", target="m:b", accepts={"float"})
+    with pytest.raises(ValueError, match="target"):
+        OptimizerSpec(name="swift", target="m.b", accepts={"float"})

@@ -1,0 +1,205 @@
+"""Observers of a run: called in the config's order, named when they fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arb_ternary import hookimpl
+from arb_ternary.backends.select import BackendRequest
+from arb_ternary.errors import ArbError, ComponentError, Interrupted
+from arb_ternary.plugins.observers import RunObservers
+from arb_ternary.plugins.surface import OBSERVATION
+
+CONTEXT: Any = object()
+
+
+class Notes:
+    def __init__(self, log: list[str], name: str = "notes") -> None:
+        self.log, self.name = log, name
+
+    @hookimpl
+    def arb_step_end(self, step, metrics):
+        self.log.append(f"{self.name}: step {step} loss {metrics['loss']}")
+
+    @hookimpl
+    def arb_run_end(self, status):
+        self.log.append(f"{self.name}: {status}")
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @hookimpl
+    def arb_step_end(self):
+        raise self.error
+
+    @hookimpl
+    def arb_run_end(self):
+        raise self.error
+
+
+def test_observers_are_called_in_the_order_of_the_config_with_the_arguments_they_name():
+    log: list[str] = []
+    observers = RunObservers({"first": Notes(log, "first"), "second": Notes(log, "second")})
+
+    observers.step_end(CONTEXT, 3, {"loss": 1.5})
+
+    assert observers.names == ("first", "second")
+    assert log == ["first: step 3 loss 1.5", "second: step 3 loss 1.5"]
+
+
+def test_observers_without_names_are_called_by_their_class():
+    observers = RunObservers([Notes([]), Notes([]), Failing(ValueError())])
+
+    assert observers.names == ("Notes", "Notes (2)", "Failing")
+
+
+def test_every_observer_hook_has_a_typed_relay_that_calls_it():
+    received: dict[str, dict[str, Any]] = {}
+
+    class Everything:
+        pass
+
+    arguments = {
+        "arb_run_start": ("context",),
+        "arb_phase_start": ("context", "phase"),
+        "arb_step_end": ("context", "step", "metrics"),
+        "arb_eval_end": ("context", "step", "metrics"),
+        "arb_checkpoint_save": ("context", "state"),
+        "arb_checkpoint_load": ("context", "state"),
+        "arb_phase_end": ("context", "phase"),
+        "arb_run_end": ("context", "status"),
+    }
+    namespace: dict[str, Any] = {"hookimpl": hookimpl, "received": received}
+    for hook, names in arguments.items():
+        exec(f"@hookimpl\ndef {hook}(self, {', '.join(names)}):\n    received[{hook!r}] = dict(locals())", namespace)
+        setattr(Everything, hook, namespace[hook])
+    values = {
+        "context": CONTEXT,
+        "phase": "standard",
+        "step": 7,
+        "metrics": {"loss": 1.0},
+        "state": {},
+        "status": "failed",
+    }
+    observers = RunObservers([Everything()])
+
+    for hook, names in arguments.items():
+        getattr(observers, hook.removeprefix("arb_"))(**{name: values[name] for name in names})
+
+    assert set(arguments) == set(OBSERVATION) - {"arb_select_backend"}
+    for hook, names in arguments.items():
+        assert {name: received[hook][name] for name in names} == {name: values[name] for name in names}
+
+
+def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
+    log: list[str] = []
+    observers = RunObservers({"csv": Failing(OSError("disk full")), "notes": Notes(log)})
+
+    with pytest.raises(ComponentError) as caught:
+        observers.step_end(CONTEXT, 1, {"loss": 0.0})
+
+    assert caught.value.what == "observer 'csv', arb_step_end: OSError: disk full"
+    assert isinstance(caught.value.__cause__, OSError)
+    assert log == []
+
+
+def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer():
+    observers = RunObservers({"stop": Failing(Interrupted("asked to stop", "arb train --resume auto"))})
+
+    with pytest.raises(Interrupted) as caught:
+        observers.step_end(CONTEXT, 1, {})
+
+    assert (caught.value.what, caught.value.hint, caught.value.exit_code) == (
+        "observer 'stop', arb_step_end: asked to stop",
+        "arb train --resume auto",
+        130,
+    )
+
+
+def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named():
+    log: list[str] = []
+    observers = RunObservers(
+        {"one": Failing(OSError("disk full")), "notes": Notes(log), "two": Failing(ValueError("no value"))}
+    )
+
+    with pytest.raises(ArbError) as caught:
+        observers.run_end(CONTEXT, "finished")
+
+    assert log == ["notes: finished"]
+    assert caught.value.what == (
+        "observer 'one', arb_run_end: OSError: disk full; observer 'two', arb_run_end: ValueError: no value"
+    )
+
+
+def test_an_observer_with_a_misspelt_hook_is_refused_with_the_nearest_name():
+    class Misspelt:
+        @hookimpl
+        def arb_step_ended(self): ...
+
+    with pytest.raises(
+        ComponentError, match=r"observer 'csv': no hook is called 'arb_step_ended'; did you mean 'arb_step_end'\?"
+    ):
+        RunObservers({"csv": Misspelt()})
+
+
+def test_an_observer_without_a_hook_is_refused():
+    with pytest.raises(ComponentError, match="observer 'csv': it implements no hook"):
+        RunObservers({"csv": object()})
+
+
+def test_an_observer_with_a_hook_that_a_run_never_calls_is_refused():
+    class Registering:
+        @hookimpl
+        def arb_register_phases(self):
+            return ()
+
+    with pytest.raises(ComponentError, match="arb_register_phases is not called on the observers of a run"):
+        RunObservers({"csv": Registering()})
+
+
+def test_an_observer_with_an_argument_that_the_hook_lacks_is_refused():
+    class Wrong:
+        @hookimpl
+        def arb_step_end(self, loss): ...
+
+    with pytest.raises(ComponentError, match=r"observer 'csv': PluginValidationError: .*'loss'"):
+        RunObservers({"csv": Wrong()})
+
+
+def test_an_observer_that_wraps_the_others_is_refused():
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def arb_step_end(self):
+            return (yield)
+
+    with pytest.raises(ComponentError, match="observer 'csv': arb_step_end is a wrapper"):
+        RunObservers({"csv": Wrapper()})
+
+
+class Opinion:
+    def __init__(self, choice: str | None) -> None:
+        self.choice = choice
+
+    @hookimpl
+    def arb_select_backend(self, candidates):
+        return self.choice
+
+
+def test_the_first_opinion_on_a_backend_counts():
+    observers = RunObservers({"none": Opinion(None), "this": Opinion("torch"), "that": Opinion("triton")})
+
+    assert observers.select_backend(BackendRequest(), ["triton", "torch"]) == ("this", "torch")
+    assert RunObservers({"none": Opinion(None)}).select_backend(BackendRequest(), ["torch"]) is None
+
+
+def test_an_opinion_outside_the_candidates_is_an_error_that_names_the_observer():
+    with pytest.raises(ComponentError) as caught:
+        RunObservers({"this": Opinion("cuda")}).select_backend(BackendRequest(), ["triton", "torch"])
+
+    assert str(caught.value) == (
+        "observer 'this': arb_select_backend chose 'cuda', which is not a candidate\ncandidates: triton, torch"
+    )
