@@ -1,0 +1,1 @@
+"""Config files: read with lines, checked strictly, structured into attrs classes, and described."""

@@ -1,0 +1,53 @@
+"""``requires:`` of a config: distributions that must be installed before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from arb_ternary.config.errors import Fault
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+__all__ = ["parse_requirement", "unmet_requirements"]
+
+
+def parse_requirement(text: str) -> Requirement:
+    """A requirement as pip reads it (PEP 508).
+
+    Raises:
+        ValueError: ``text`` is not one.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text)
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"'{text}' is not a requirement such as name>=1.0: {reason}") from None
+
+
+def unmet_requirements(requirements: Sequence[str]) -> list[Fault]:
+    """One fault for each requirement that this environment does not meet; malformed ones are left to validation."""
+    faults = []
+    for index, text in enumerate(requirements):
+        try:
+            requirement = parse_requirement(text)
+        except ValueError:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            problem = f"{requirement.name} is not installed"
+        else:
+            # A development version of the right series is what a checkout has installed.
+            if requirement.specifier.contains(installed, prereleases=True):
+                continue
+            problem = f"{requirement.name} {installed} is installed, the config needs {requirement.specifier}"
+        wanted = str(requirement).partition(";")[0].strip()
+        faults.append(Fault(("requires", index), problem, hint=f"pip install '{wanted}'", environment=True))
+    return faults

@@ -1,0 +1,123 @@
+"""The config of a run: the top level of every file that ``arb train`` reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from arb_ternary.config.choice import (
+    CheckChoice,
+    DataChoice,
+    MaskingChoice,
+    ModelChoice,
+    OptimizerChoice,
+    PhaseChoice,
+    TrackerChoice,
+)
+from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
+from arb_ternary.config.paths import Origin, Path
+from arb_ternary.config.requirements import parse_requirement
+
+__all__ = ["CheckpointConfig", "RunConfig", "apply_exact"]
+
+#: Model options that ``exact: true`` decides, and what it makes them.
+EXACT_OPTIONS = {"activations": "int8", "gradients": "int8"}
+
+_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"
+
+# The name becomes a directory.
+_is_run_name = Rule(
+    "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    lambda value: re.fullmatch(_NAME_PATTERN, value) is not None,
+    {"pattern": f"^(?:{_NAME_PATTERN})$"},
+)
+_is_device = Rule(
+    "cpu, cuda, cuda:N or mps",
+    lambda value: re.fullmatch(_DEVICE_PATTERN, value) is not None,
+    {"pattern": f"^(?:{_DEVICE_PATTERN})$"},
+)
+_is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
+
+
+def _are_requirements(instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    for text in value:
+        parse_requirement(text)
+
+
+@frozen(kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many stay."""
+
+    every: int = option(
+        200,
+        "optimizer steps between checkpoints; 0 = only at the end of a phase and on a signal",
+        validator=non_negative,
+    )
+    keep: int = option(3, "how many of the newest checkpoints are kept", validator=positive)
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """Everything that decides a run. Components are named here; plugins take part in no other way."""
+
+    name: str = option("run", "name of the run and of its directory", validator=_is_run_name)
+    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    device: str = option("cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=_is_device)
+    backend: str = option("auto", "kernel backend: auto, a name, or names in order of preference (triton,torch)")
+    exact: bool = option(
+        False, "integers throughout (int8 activations and gradients): the same bits on every backend and machine"
+    )
+    requires: tuple[str, ...] = option(
+        (), "distributions that must be installed, such as arb-ternary-signgsd>=0.1", validator=_are_requirements
+    )
+    plugins: tuple[str, ...] = option((), "plugin files to load, relative to the config's folder")
+    data: DataChoice = option(help="where text or tokens come from")
+    model: ModelChoice = option(help="the network")
+    masking: MaskingChoice = default_choice("causal", "how samples become inputs, targets and a loss mask")
+    optimizer: OptimizerChoice = option(help="how the model learns")
+    phases: tuple[PhaseChoice, ...] = option(help="the stretches of the run, in order", validator=_is_not_empty)
+    trackers: tuple[TrackerChoice, ...] = option((), "observers of the run")
+    checks: tuple[CheckChoice, ...] = option((), "checks that pass or fail the finished run")
+    checkpoint: CheckpointConfig = option(help="when checkpoints are written", factory=CheckpointConfig)
+
+
+def exact_faults(exact: bool, given: Mapping[str, Any]) -> list[Fault]:
+    """Options of the model, among those that the user gave, that contradict ``exact: true``."""
+    return [
+        Fault(("model", key), f"{given[key]!r} contradicts exact: true, which makes it {wanted!r}", also=(("exact",),))
+        for key, wanted in EXACT_OPTIONS.items()
+        if exact and key in given and given[key] != wanted
+    ]
+
+
+def apply_exact(config: RunConfig, origins: Mapping[Path, Origin] | None = None, source: str = "") -> RunConfig:
+    """The config with what ``exact: true`` implies for the model's options; unchanged without it.
+
+    A model whose config class lacks ``activations`` or ``gradients`` keeps what it does.
+
+    Args:
+        config: a structured config.
+        origins: where its values came from, for the text of an error.
+        source: its file, for the text of an error.
+
+    Raises:
+        InvalidConfig: the user gave an option of the model that contradicts it.
+    """
+    options = config.model.options
+    if not config.exact or options is None:
+        return config
+    keys = {field.name for field in attrs.fields(type(options))} & EXACT_OPTIONS.keys()
+    faults = exact_faults(config.exact, {key: getattr(options, key) for key in keys & config.model.given})
+    try:
+        options = attrs.evolve(options, **{key: EXACT_OPTIONS[key] for key in keys})
+    except (ValueError, TypeError) as error:
+        faults.append(Fault(("model",), f"cannot be exact: {error.args[0]}", also=(("exact",),)))
+    if faults:
+        raise_faults(faults, origins or {}, source)
+    return attrs.evolve(config, model=attrs.evolve(config.model, options=options))
