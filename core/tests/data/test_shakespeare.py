@@ -54,6 +54,13 @@ def test_the_bytes_source_holds_the_text_as_it_is():
     assert source.validation.tobytes() == load_text("validation").encode()
 
 
+def test_tuning_holds_out_the_end_of_the_training_text_and_leaves_the_validation_text_alone():
+    source = build(ShakespeareConfig(tuning=True))
+    text = load_text("train").encode()
+    assert source.train.tobytes() + source.validation.tobytes() == text
+    assert len(source.validation) == len(text) // 20
+
+
 def test_the_characters_source_has_84_ids_and_decodes_to_the_text():
     source = build(ShakespeareConfig(tokenizer="characters"))
     assert source.tokenizer.vocabulary_size == 84

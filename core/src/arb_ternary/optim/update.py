@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
+from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.optim.ternary import TernaryOptimizer, is_finite
 from arb_ternary.ternary.control import MICRO, ternary_modules
 
-if TYPE_CHECKING:
-    from arb_ternary.optim.protocol import StepOutcome
-    from arb_ternary.optim.ternary import TernaryOptimizer
-
 __all__ = ["ternary_update"]
-
-
-def _finite(value: Tensor | float | None) -> bool:
-    return value is None or bool(torch.isfinite(torch.as_tensor(value)).all())
 
 
 def ternary_update(
@@ -51,7 +43,7 @@ def ternary_update(
     if not terms:
         raise ValueError("ternary_update needs a loss or loss_components")
     signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
-    if not all(_finite(term.detach()) for term in terms) or not _finite(signal):
+    if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
         optimizer.zero_grad()
         return optimizer.skip_update()
     already = any(int(module.control[MICRO]) > 0 for _, module in ternary_modules(model))

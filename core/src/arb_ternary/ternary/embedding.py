@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arb_ternary.backends import ops
 from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
 
 __all__ = ["TernaryEmbedding"]
@@ -80,28 +79,10 @@ class TernaryEmbedding(TernaryModule):
             IndexError: an id is outside ``0 .. N - 1``.
         """
         flat = ids.reshape(-1).to(torch.int64)
-        rows = ops.embedding(
-            flat,
-            self.vote_anchor(),
-            self.weight,
-            self.exponent,
-            self.votes,
-            self.voting_exponents(),
-            self.correlation,
-            self.steps,
-            self.stats,
-            self.control,
-            self.shape.out_features,
-            self.shape.in_features,
-            self.shape.group_size,
-            self.dtype,
-            self.gradients,
-            self.backend,
-        )
+        rows = self.look_up(flat, self.dtype, self.correlation, self.steps)
         if self.correlation is not None and self.steps is not None:
             rows = rows * self._correlation_scale(flat, self.correlation, self.steps).to(self.dtype)
-        result: Tensor = rows.view(*ids.shape, self.embedding_dim)
-        return result
+        return rows.view(*ids.shape, self.embedding_dim)
 
     def _correlation_scale(self, ids: Tensor, correlation: Tensor, steps: Tensor) -> Tensor:
         """``2**(kappa * mean)`` of the looked-up groups, spread over their columns: float32 ``[M, K]``."""

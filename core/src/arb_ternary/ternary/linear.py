@@ -76,29 +76,10 @@ class TernaryLinear(TernaryModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., K]`` (float) to ``[..., N]`` in the dtype of ``x``."""
-        anchor = self.vote_anchor()
         bias = None
         if self.bias is not None and self.bias_exponent is not None and self.bias_votes is not None:
-            bias = ops.bias(anchor, self.bias, self.bias_exponent, self.bias_votes)
-        y, _, _ = ops.linear(
-            x.reshape(-1, self.in_features),
-            anchor,
-            self.weight,
-            self.exponent,
-            bias,
-            self.votes,
-            self.voting_exponents(),
-            self.stats,
-            self.control,
-            self.shape.out_features,
-            self.shape.in_features,
-            self.shape.group_size,
-            self.activations,
-            self.gradients,
-            self.backend,
-        )
-        result: Tensor = y.view(*x.shape[:-1], self.out_features)
-        return result
+            bias = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, self.bias_votes)
+        return self.multiply(x, self.activations, bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.backends import ops
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.reference_votes import EXPONENT_RANGE, stats_size
@@ -184,6 +185,52 @@ class TernaryModule(nn.Module):
         self.votes = kernel(name, "pack_votes")(votes)
 
     # --- learning ---
+
+    def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
+        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts the votes."""
+        y_MN, _, _ = ops.linear(
+            x.reshape(-1, self.shape.in_features),
+            self.vote_anchor(),
+            self.weight,
+            self.exponent,
+            bias,
+            self.votes,
+            self.voting_exponents(),
+            self.stats,
+            self.control,
+            self.shape.out_features,
+            self.shape.in_features,
+            self.shape.group_size,
+            activations,
+            self.gradients,
+            self.backend,
+        )
+        y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
+        return y
+
+    def look_up(
+        self, ids: Tensor, dtype: torch.dtype, correlation: Tensor | None = None, steps: Tensor | None = None
+    ) -> Tensor:
+        """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""
+        rows: Tensor = ops.embedding(
+            ids,
+            self.vote_anchor(),
+            self.weight,
+            self.exponent,
+            self.votes,
+            self.voting_exponents(),
+            correlation,
+            steps,
+            self.stats,
+            self.control,
+            self.shape.out_features,
+            self.shape.in_features,
+            self.shape.group_size,
+            dtype,
+            self.gradients,
+            self.backend,
+        )
+        return rows
 
     def vote_anchor(self) -> Tensor | None:
         """The tensor that makes backward reach this module, or None when it casts no votes now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arb_ternary.backends import ops
 from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
 
 __all__ = ["TernaryRMSNorm"]
@@ -57,23 +56,6 @@ class TernaryRMSNorm(TernaryModule):
         """Normalise ``x [..., K]`` (float); the result has its shape and dtype."""
         y = torch.nn.functional.rms_norm(x.to(torch.float32), (self.features,), eps=self.eps)
         if self.learned:
-            gain = ops.embedding(
-                self._row,
-                self.vote_anchor(),
-                self.weight,
-                self.exponent,
-                self.votes,
-                self.voting_exponents(),
-                None,
-                None,
-                self.stats,
-                self.control,
-                1,
-                self.shape.in_features,
-                self.shape.group_size,
-                torch.float32,
-                self.gradients,
-                self.backend,
-            )
+            gain = self.look_up(self._row, torch.float32)
             y = y * gain.view(self.features)
         return y.to(x.dtype)

@@ -1,0 +1,105 @@
+"""Grouped-query attention with rotary positions, an optional sliding window and an optional cache.
+
+Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads, ``G`` key heads,
+``C`` features of a head, ``P = C / 2``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arb_ternary.models.cache import LayerCache, Span
+from arb_ternary.models.config import DecoderConfig
+from arb_ternary.models.parts import make_linear, make_norm
+from arb_ternary.models.rotary import rotate
+
+__all__ = ["Attention", "Positions", "visibility"]
+
+
+class Positions(NamedTuple):
+    """What every layer needs to know of a pass; computed once by the decoder.
+
+    Attributes:
+        cos, sin: rotation of the new positions, ``[S, P]``.
+        mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or nothing is hidden.
+        is_causal: the plain lower triangle, for which attention has kernels that need no mask.
+        span: where a cache takes the new positions; None without a cache.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    span: Span | None = None
+
+
+def visibility(
+    new: int, total: int, window: int | None, *, causal: bool, device: torch.device
+) -> tuple[Tensor | None, bool]:
+    """Mask and ``is_causal`` of :class:`Positions`, for the last ``new`` of ``total`` positions.
+
+    Each sees at most ``window`` positions, itself included (None = all).
+    """
+    if not causal:
+        return None, False
+    hides_past = window is not None and total > window
+    if new == 1 and not hides_past:
+        return None, False
+    if new == total and not hides_past:
+        return None, True
+    query_S1 = torch.arange(total - new, total, device=device)[:, None]
+    key_T = torch.arange(total, device=device)
+    mask_ST = key_T <= query_S1
+    if window is not None:
+        mask_ST &= key_T > query_S1 - window
+    return mask_ST, False
+
+
+class Attention(nn.Module):
+    """Attention over earlier positions (all, when the config is not causal)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.key_heads = config.key_heads
+        self.head_dim = config.key_features
+        query_features, key_features = self.heads * self.head_dim, self.key_heads * self.head_dim
+        self.norm = make_norm(config, config.width, gain=True)
+        self.query = make_linear(config, config.width, query_features)
+        self.key = make_linear(config, config.width, key_features)
+        self.value = make_linear(config, config.width, key_features)
+        self.head_norm = make_norm(config, self.head_dim, gain=False) if config.query_key_norm else nn.Identity()
+        self.output_norm = make_norm(config, query_features, gain=False) if config.sub_norms else nn.Identity()
+        self.output = make_linear(config, query_features, config.width)
+
+    def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
+        """The update that the residual stream ``x_BSD`` gets."""
+        normed_BSD = self.norm(x_BSD)
+        query_BHSC = self._split(self.query(normed_BSD), self.heads)
+        key_BGTC = self._split(self.key(normed_BSD), self.key_heads)
+        value_BGTC = self._split(self.value(normed_BSD), self.key_heads)
+        query_BHSC = rotate(self.head_norm(query_BHSC), positions.cos, positions.sin)
+        key_BGTC = rotate(self.head_norm(key_BGTC), positions.cos, positions.sin)
+        if cache is not None and positions.span is not None:
+            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
+        seen_BHSC = F.scaled_dot_product_attention(
+            query_BHSC,
+            key_BGTC,
+            value_BGTC,
+            attn_mask=positions.mask,
+            is_causal=positions.is_causal,
+            enable_gqa=self.heads != self.key_heads,
+        )
+        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
+        return update_BSD
+
+    def output_projections(self) -> list[nn.Module]:
+        """The linears that write to the residual stream."""
+        return [self.output]
+
+    def _split(self, x_BSE: Tensor, heads: int) -> Tensor:
+        return x_BSE.view(*x_BSE.shape[:-1], heads, self.head_dim).transpose(1, 2)
