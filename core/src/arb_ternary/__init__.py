@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.embedding import TernaryEmbedding
     from arb_ternary.ternary.linear import TernaryLinear
     from arb_ternary.ternary.norm import TernaryRMSNorm
-    from arb_ternary.ternary.update import ternary_update
+    from arb_ternary.optim.update import ternary_update
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _LAZY: Final = {
     "configure_ternary_training": "arb_ternary.ternary.configure",
     "manager": "arb_ternary.plugins.manager",
     "reset_runtime_state": "arb_ternary.ternary.configure",
-    "ternary_update": "arb_ternary.ternary.update",
+    "ternary_update": "arb_ternary.optim.update",
     "use_backend": "arb_ternary.backends.select",
 }
 

@@ -26,6 +26,12 @@ class ShakespeareConfig:
     """Options of the data source ``shakespeare``."""
 
     tokenizer: str = option("bytes", TOKENIZER_HELP, validator=tokenizer_name)
+    tuning: bool = option(
+        False,
+        "validate on the last twentieth of the training text and train on the rest, to choose settings by; "
+        "the validation text then stays unseen",
+        validator=attrs.validators.instance_of(bool),
+    )
 
 
 def build(config: ShakespeareConfig) -> StreamSource:
@@ -35,9 +41,14 @@ def build(config: ShakespeareConfig) -> StreamSource:
         DataError: the packaged text is damaged, or the tokenizer's file cannot be used.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
-    training, validation = (
-        Text(load_text(part), ((0, f"shakespeare {part} text"),)) for part in ("train", "validation")
-    )
+    content = load_text("train")
+    if config.tuning:
+        cut = len(content) - len(content) // 20
+        content, held_out, part = content[:cut], content[cut:], "tuning"
+    else:
+        held_out, part = load_text("validation"), "validation"
+    training = Text(content, ((0, "shakespeare train text"),))
+    validation = Text(held_out, ((0, f"shakespeare {part} text"),))
     return text_source("shakespeare", training, validation, config.tokenizer)
 
 
