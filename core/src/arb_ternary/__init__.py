@@ -13,6 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import use_backend
+    from arb_ternary.optim.update import ternary_update
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.audit import audit
     from arb_ternary.ternary.configure import configure_ternary_training, reset_runtime_state
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.embedding import TernaryEmbedding
     from arb_ternary.ternary.linear import TernaryLinear
     from arb_ternary.ternary.norm import TernaryRMSNorm
-    from arb_ternary.optim.update import ternary_update
 
 __version__ = "0.1.0"
 

@@ -97,7 +97,7 @@ def test_help_of_the_core_alone_is_this(install_plugin, capsys):
         "\n"
         "Commands:\n"
         "  backends  List the kernel backends and explain the choice.\n"
-        "  bench     Time the kernels of the backends.\n"
+        "  bench     Measure configs side by side.\n"
         "  config    Write, check and explain config files.\n"
         "  doctor    Say what works here and what does not.\n"
         "  eval      Measure a run's model.\n"

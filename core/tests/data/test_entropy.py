@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from arb_ternary.data import entropy
 from arb_ternary.data.entropy import bigram_entropy, unigram_entropy
 from arb_ternary.errors import DataError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_a_uniform_stream_has_the_logarithm_of_its_vocabulary():

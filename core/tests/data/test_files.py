@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from arb_ternary.data.files import TextConfig, build, find_text_files, read_text
-from arb_ternary.errors import DataError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from arb_ternary.data.files import TextConfig, build, find_text_files, read_text
+from arb_ternary.errors import DataError
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from arb_ternary.data import loader as loader_module
 from arb_ternary.data.loader import BatchLoader, evaluation_batches, read_windows
 from arb_ternary.data.memmap import open_tokens, write_tokens
 from arb_ternary.data.sampler import WindowSampler
 from arb_ternary.errors import DataError, EnvironmentProblem
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 STREAM = np.random.default_rng(0).integers(0, 256, size=1001, dtype=np.uint8)
 

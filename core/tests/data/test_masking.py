@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+
 from arb_ternary.data.masking import build_causal
 from arb_ternary.data.protocol import Batch, MaskContext, MaskingStrategy
 

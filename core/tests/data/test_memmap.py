@@ -6,13 +6,14 @@ import typing
 import attrs
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from arb_ternary.data import memmap, source
 from arb_ternary.data.loader import read_windows
 from arb_ternary.data.memmap import DTYPES, TokensConfig, build, open_tokens, write_tokens
 from arb_ternary.data.source import digest
 from arb_ternary.errors import DataError
-from hypothesis import given
-from hypothesis import strategies as st
 
 LARGEST = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 

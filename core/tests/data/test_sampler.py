@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from arb_ternary.data.sampler import WindowSampler, permutation, window_count
-from arb_ternary.errors import DataError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from arb_ternary.data.sampler import WindowSampler, permutation, window_count
+from arb_ternary.errors import DataError
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 7))  # windows, block, batch
 

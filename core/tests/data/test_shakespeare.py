@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from arb_ternary.data import shakespeare
 from arb_ternary.data.entropy import bigram_entropy, unigram_entropy
 from arb_ternary.data.protocol import DataSource

@@ -5,6 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from arb_ternary.data.protocol import Tokenizer
 from arb_ternary.data.shakespeare import ShakespeareConfig
 from arb_ternary.data.tokenizers import (
@@ -19,8 +22,6 @@ from arb_ternary.data.tokenizers import (
     load_tokenizer,
 )
 from arb_ternary.errors import DataError, EnvironmentProblem
-from hypothesis import given
-from hypothesis import strategies as st
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -548,3 +548,13 @@ def test_specs_refuse_names_and_targets_that_are_none():
         OptimizerSpec(name="Swift", target="m:b", accepts={"float"})
     with pytest.raises(ValueError, match="target"):
         OptimizerSpec(name="swift", target="m.b", accepts={"float"})
+
+
+def test_a_plugin_file_whose_folder_is_on_the_path_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_notebook.py").write_text(GOOD, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    reset_manager()
+    try:
+        assert manager().load_file(tmp_path / "beside_the_notebook.py").status is Status.OK
+    finally:
+        reset_manager()

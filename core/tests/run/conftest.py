@@ -20,14 +20,22 @@ CONFIG = """
 name: tiny
 seed: 3
 data: {{name: text, path: {text}, tokenizer: characters}}
-model: {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [norms, embedding]}}
+model:
+  {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [norms, embedding]}}
 optimizer:
   name: split
   ternary: {{name: sign_votes, accum_threshold: 2, e_accum_threshold: 4}}
   float: adamw
 checkpoint: {{every: 3, keep: 2}}
 phases:
-  - {{name: standard, steps: 8, batch_size: 2, block_size: 8, lr: 0.01, warmup_steps: 2, eval_every: 4, eval_batches: 2}}
+  - name: standard
+    steps: 8
+    batch_size: 2
+    block_size: 8
+    lr: 0.01
+    warmup_steps: 2
+    eval_every: 4
+    eval_batches: 2
 """
 
 

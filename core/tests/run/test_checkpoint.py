@@ -103,7 +103,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     def full(point: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="step 2 cannot be written: .*No space left on device") as refused:
+    with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*No space left on device") as refused:
         save(CheckpointStore(tmp_path, faults=full), 2)
     assert "--resume" in refused.value.hint
 
@@ -117,7 +117,7 @@ def test_a_file_that_exceeds_what_the_system_allows_leaves_the_previous_checkpoi
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(CheckpointError, match="step 2 cannot be written: .*File too large"):
+        with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*File too large"):
             store.save(2, {"weight": torch.zeros(10_000)}, {}, IDENTITY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -155,7 +155,9 @@ def test_the_newest_good_one_is_found_behind_damaged_ones_which_are_set_aside(tm
     checkpoint, problems = store.newest_good()
     assert checkpoint is not None
     assert checkpoint.step == 1
-    assert ["step-00000003/manifest.json" in problems[0], "step-00000002/model.safetensors" in problems[1]] == [True] * 2
+    assert ["step-00000003/manifest.json" in problems[0], "step-00000002/model.safetensors" in problems[1]] == [
+        True
+    ] * 2
     assert names(store) == ["step-00000001"]
     assert (tmp_path / "latest").read_text() == "step-00000001\n"
     assert sorted(path.name for path in (tmp_path / "set-aside").iterdir()) == ["step-00000002-0", "step-00000003-0"]

@@ -108,11 +108,16 @@ def test_a_value_that_cannot_be_stored_is_named_by_its_path(value: object) -> No
         encode_state({"phase": {"losses": [0.0, value]}})
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.float64],
-)  # fmt: skip
-def test_tensors_of_every_dtype_survive_and_so_do_scalars_views_and_empty_ones(dtype: torch.dtype, tmp_path: Path) -> None:
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_dtype_survive_and_so_do_scalars_views_and_empty_ones(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     base = torch.arange(12).reshape(3, 4).to(dtype)
     tensors = {"whole": base, "view": base.T[1:], "scalar": base[1, 1], "empty": base[:0], "again": base}
     digests = write_tensors(tmp_path / "t.safetensors", tensors, "test")
@@ -185,13 +190,22 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_an_error_that_names_it(tmp_pa
         content = bytearray(whole)
         content[offset] ^= 1
         path.write_bytes(content)
-        try:
-            found = read_manifest(path)
-        except CheckpointError as error:
-            assert error.what.startswith(f"{path}: ")
-        else:
-            # White space between values may become other white space.
-            assert found == {"format": "arb-ternary-checkpoint", "version": 1, "step": 3, "files": {"a": {"size": 1}}}
+        # White space between values may become other white space, which says the same.
+        if read_or_message(path) != content_of(whole):
+            assert read_or_message(path).startswith(f"{path}: ")
+
+
+def content_of(manifest: bytes) -> str:
+    body = json.loads(manifest)
+    del body["checksum"]
+    return json.dumps(body, sort_keys=True)
+
+
+def read_or_message(path: Path) -> str:
+    try:
+        return json.dumps(read_manifest(path), sort_keys=True)
+    except CheckpointError as error:
+        return error.what
 
 
 @pytest.mark.parametrize(

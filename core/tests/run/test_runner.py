@@ -15,7 +15,6 @@ from arb_ternary import hookimpl
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary.run import build
 from arb_ternary.run.checkpoint import CheckpointStore, read_checkpoint
-from arb_ternary.run.directory import RunDirectory
 from arb_ternary.run.metrics import read_metrics
 from arb_ternary.run.progress import Silent
 from arb_ternary.run.runner import RunRequest, train
@@ -24,11 +23,19 @@ from arb_ternary.run.runner import RunRequest, train
 VARIANTS = {
     "split optimizer": (),
     "accumulation": ("phases.0.gradient_accumulation_steps=3", "phases.0.grad_clip=0.5"),
-    "pure and exact": ("exact=true", "model.float_parts=[]", "optimizer={name: sign_votes, accum_threshold: 2}", "phases.0.lr=null"),
+    "pure and exact": (
+        "exact=true",
+        "model.float_parts=[]",
+        "optimizer={name: sign_votes, accum_threshold: 2}",
+        "phases.0.lr=null",
+    ),
     "streamed text": ("phases.0.preserve_state=true", "phases.0.num_workers=1"),
     "bfloat16": ("phases.0.dtype=bfloat16",),
     "autocast": ("phases.0.use_amp=true",),
-    "two phases": ("phases=[{name: standard, steps: 3, batch_size: 2, block_size: 8}, {name: standard, steps: 4, batch_size: 3, block_size: 4, lr_schedule: linear}]",),
+    "two phases": (
+        "phases=[{name: standard, steps: 3, batch_size: 2, block_size: 8},"
+        " {name: standard, steps: 4, batch_size: 3, block_size: 4, lr_schedule: linear}]",
+    ),
 }
 
 
@@ -247,7 +254,9 @@ def test_where_a_run_keeps_its_checkpoints_may_change_on_a_resume(tiny: Any, fil
 def test_a_run_starts_from_the_weights_of_another(tiny: Any) -> None:
     first, _ = tiny.run("first")
     by_flag, _ = tiny.run("by_flag", "phases.0.steps=1", "phases.0.warmup_steps=0", init_from=first.path)
-    by_phase, _ = tiny.run("by_phase", "phases.0.steps=1", "phases.0.warmup_steps=0", f"phases.0.init_from={first.path}")
+    by_phase, _ = tiny.run(
+        "by_phase", "phases.0.steps=1", "phases.0.warmup_steps=0", f"phases.0.init_from={first.path}"
+    )
     starts = [read_metrics(run.metrics_file)[0]["loss"] for run in (by_flag, by_phase)]
     assert starts[0] == starts[1]
     assert starts[0] != read_metrics(first.metrics_file)[0]["loss"]
@@ -331,7 +340,7 @@ def test_a_component_that_lacks_part_of_its_protocol_is_named(tiny: Any, monkeyp
     from arb_ternary.data import masking
 
     monkeypatch.setattr(masking, "build_causal", lambda config: object())
-    with pytest.raises(ArbError, match="masking 'causal': object does not keep the protocol MaskingStrategy.*apply"):
+    with pytest.raises(ArbError, match=r"masking 'causal': object does not keep the protocol MaskingStrategy.*apply"):
         tiny.run("run")
 
 

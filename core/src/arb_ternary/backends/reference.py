@@ -90,9 +90,10 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape[1] == 0:
         return x.to(torch.int8), x.new_zeros(x.shape[0])
     scale_M = x.abs().amax(dim=1).div_(127.0)
-    divisor = torch.where(scale_M == 0, torch.inf, scale_M)
-    quotient = x / divisor.unsqueeze(1)
-    return quotient.nan_to_num_(0.0, 0.0, 0.0).round_().to(torch.int8), scale_M
+    quotient = x / torch.where(scale_M == 0, torch.inf, scale_M).unsqueeze(1)
+    if not bool(torch.isfinite(scale_M).all()):
+        quotient.nan_to_num_(0.0, 0.0, 0.0)
+    return quotient.round_().to(torch.int8), scale_M
 
 
 def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -65,12 +65,20 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     return rounded.to(torch.int8), scale
 
 
-def _sign(g: Tensor, stats: Tensor) -> Tensor:
-    """``sign(g)`` as int8; NaN casts no vote and is counted."""
-    if g.is_floating_point():
+def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient tile with NaN replaced by 0 (which casts no vote) and counted, and its sums of squares.
+
+    Returns:
+        the tile, and the sums of squares by row and by column, times ``factor``.
+    """
+    squares = g.to(torch.float32).square()
+    rows = squares.sum(dim=1)
+    if not bool(torch.isfinite(rows).all()):
         stats[0] += torch.isnan(g).sum()
-        g = g.nan_to_num(0.0)
-    return torch.sign(g).to(torch.int8)
+        g = g.nan_to_num(0.0, torch.finfo(g.dtype).max, torch.finfo(g.dtype).min)
+        squares = g.to(torch.float32).square()
+        rows = squares.sum(dim=1)
+    return g, rows.mul_(factor), squares.sum(dim=0).mul_(factor)
 
 
 def _group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
@@ -85,16 +93,9 @@ def _subtract_saturating_(accumulator: Tensor, amount: Tensor) -> None:
     accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(-128, 127))
 
 
-def _vote_(
-    g_NK: Tensor,
-    packed: Tensor,
-    votes_NK: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def _vote_(g_NK: Tensor, packed: Tensor, votes_NK: Tensor, exponent_votes: Tensor | None, shape: WeightShape) -> None:
     """Cast the votes of one gradient tile (rows of the weight)."""
-    s_NK = _sign(g_NK, stats)
+    s_NK = torch.sign(g_NK).to(torch.int8)
     if exponent_votes is not None:
         score_NJ = _group_score(s_NK * unpack_trits(packed, shape.in_features), shape)
         _subtract_saturating_(exponent_votes, torch.sign(score_NJ))
@@ -130,18 +131,19 @@ def cast_votes(
     x = x_MK if integer else x_MK.to(operand)
     factor = scale.square() if scale is not None else 1.0
     rows_a_tile = max(1, _TILE // max(1, shape.in_features))
+    votes_NK = votes.view(shape.out_features, shape.in_features)
     row_squares = stats[1 : 1 + shape.out_features]
     column_squares = stats[1 + shape.out_features :]
     for start in range(0, shape.out_features, rows_a_tile):
         stop = min(start + rows_a_tile, shape.out_features)
         tile_MN = grad_MN[:, start:stop]
         g_NK = int_matmul(tile_MN.t(), x) if integer else tile_MN.t().to(operand) @ x
-        squares = g_NK.to(torch.float32).nan_to_num(0.0).square()
-        row_squares[start:stop] += squares.sum(dim=1) * factor
-        column_squares += squares.sum(dim=0) * factor
+        g_NK, tile_rows, tile_columns = _examine(g_NK, stats, factor)
+        row_squares[start:stop] += tile_rows
+        column_squares += tile_columns
         exponents = None if exponent_votes is None else exponent_votes[start:stop]
         rows = WeightShape(stop - start, shape.in_features, shape.group_size)
-        _vote_(g_NK, packed[start:stop], votes.view(shape.out_features, -1)[start:stop], exponents, stats, rows)
+        _vote_(g_NK, packed[start:stop], votes_NK[start:stop], exponents, rows)
 
 
 def embedding_votes(
@@ -179,23 +181,21 @@ def embedding_votes(
     g_UK = torch.zeros(rows_U.shape[0], shape.in_features, dtype=summed_dtype, device=grad_MK.device)
     g_UK.index_add_(0, position_M, grad_MK.to(summed_dtype))
     factor = scale.square() if scale is not None else 1.0
-    squares = g_UK.to(torch.float32).nan_to_num(0.0).square()
-    stats[1 : 1 + shape.out_features].index_add_(0, rows_U, squares.sum(dim=1) * factor)
-    stats[1 + shape.out_features :] += squares.sum(dim=0) * factor
+    g_UK, row_squares, column_squares = _examine(g_UK, stats, factor)
+    stats[1 : 1 + shape.out_features].index_add_(0, rows_U, row_squares)
+    stats[1 + shape.out_features :] += column_squares
 
     touched = WeightShape(rows_U.shape[0], shape.in_features, shape.group_size)
     packed_U = packed.index_select(0, rows_U)
     votes_U = votes.view(shape.out_features, -1).index_select(0, rows_U)
     exponents_U = None if exponent_votes is None else exponent_votes.index_select(0, rows_U)
     if correlation is not None and steps is not None:
-        score_UJ = _group_score(
-            _sign(g_UK, torch.zeros_like(stats)) * unpack_trits(packed_U, shape.in_features), touched
-        )
+        score_UJ = _group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), touched)
         total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
         correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
         counted = steps.index_select(0, rows_U).to(torch.int64) + 1
         steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
-    _vote_(g_UK, packed_U, votes_U, exponents_U, stats, touched)
+    _vote_(g_UK, packed_U, votes_U, exponents_U, touched)
     votes.view(shape.out_features, -1).index_copy_(0, rows_U, votes_U)
     if exponent_votes is not None and exponents_U is not None:
         exponent_votes.index_copy_(0, rows_U, exponents_U)

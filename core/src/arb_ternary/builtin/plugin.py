@@ -177,7 +177,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             name="export", target="arb_ternary.cli.export:export", summary="Write a run's model in another form."
         ),
         CommandSpec(name="plot", target="arb_ternary.cli.plot:plot", summary="Draw the curves of runs."),
-        CommandSpec(name="bench", target="arb_ternary.cli.bench:bench", summary="Time the kernels of the backends."),
+        CommandSpec(name="bench", target="arb_ternary.cli.bench:bench", summary="Measure configs side by side."),
         CommandSpec(
             name="config",
             target="arb_ternary.cli.config_commands:config",

@@ -78,7 +78,10 @@ def import_file(path: Path) -> object:
         raise UsageProblem(f"{path}: there is no such plugin file")
     if path.suffix != ".py" or not name.isidentifier():
         raise UsageProblem(f"{path}: a plugin file is called NAME.py, with NAME a Python identifier")
-    if name in sys.modules or find_spec(name) is not None:
+    found = None if name in sys.modules else find_spec(name)
+    # The file itself may be what is found: its folder is on the path of a notebook or script beside it.
+    itself = found is not None and found.origin is not None and Path(found.origin).resolve() == path
+    if name in sys.modules or (found is not None and not itself):
         raise UsageProblem(f"{path}: a module called {name!r} exists already", "rename the file")
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

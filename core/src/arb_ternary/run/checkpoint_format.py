@@ -1,0 +1,215 @@
+"""What a checkpoint holds on disk: nested state as JSON plus safetensors, and a checksum for every file and tensor.
+
+A state is a tree of dicts, lists, tuples, numbers, strings, booleans, None, bytes and tensors. Tensors go to a
+safetensors file under their path in the tree; the rest goes to JSON. What JSON cannot say is a tagged object
+``{"$": kind, ...}``: tensors, tuples, non-finite floats, bytes, counters, and dicts whose keys are not plain strings
+(the state dict of a torch optimizer has integer keys). Floats survive exactly, because Python prints the shortest
+text that reads back to the same number. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from arb_ternary.errors import CheckpointError, ComponentError
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "decode_state",
+    "encode_state",
+    "file_digest",
+    "read_manifest",
+    "read_tensors",
+    "tensor_digest",
+    "write_manifest",
+    "write_tensors",
+]
+
+FORMAT: Final = "arb-ternary-checkpoint"
+VERSION: Final = 1
+
+_TAG: Final = "$"
+
+
+def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Split ``state`` into a tree that JSON can hold and the tensors in it, by their path (``a/b/0``).
+
+    Raises:
+        ComponentError: a value of a type that cannot be stored; the path says whose it is.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def unused(path: str) -> str:
+        name, serial = path or "state", 1
+        while name in tensors:
+            serial += 1
+            name = f"{path}#{serial}"
+        return name
+
+    def encode(value: Any, path: str) -> Any:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {_TAG: "float", "value": str(value)}
+        if isinstance(value, Tensor):
+            name = unused(path)
+            tensors[name] = value.detach()
+            return {_TAG: "tensor", "name": name}
+        if type(value) is bytes:
+            return {_TAG: "bytes", "hex": value.hex()}
+        if type(value) is list:
+            return [encode(item, _join(path, index)) for index, item in enumerate(value)]
+        if type(value) in (tuple, torch.Size):
+            return {_TAG: "tuple", "items": [encode(item, _join(path, index)) for index, item in enumerate(value)]}
+        if isinstance(value, Mapping):
+            if not isinstance(value, Counter) and all(type(key) is str for key in value) and _TAG not in value:
+                return {key: encode(item, _join(path, key)) for key, item in value.items()}
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            items = [[encode(key, f"{path} (key)"), encode(item, _join(path, key))] for key, item in value.items()]
+            return {_TAG: kind, "items": items}
+        raise ComponentError(
+            f"{path or 'state'}: a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint",
+            "A state may hold tensors, numbers, strings, booleans, None, bytes, and dicts, lists and tuples of them.",
+        )
+
+    return encode(state, ""), tensors
+
+
+def decode_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`encode_state`; a missing tensor raises KeyError with its name."""
+    if isinstance(tree, list):
+        return [decode_state(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get(_TAG)
+    if kind is None:
+        return {key: decode_state(item, tensors) for key, item in tree.items()}
+    if kind == "tensor":
+        return tensors[tree["name"]]
+    if kind == "float":
+        return float(tree["value"])
+    if kind == "bytes":
+        return bytes.fromhex(tree["hex"])
+    items = tree["items"]
+    if kind == "tuple":
+        return tuple(decode_state(item, tensors) for item in items)
+    if kind not in ("dict", "counter"):
+        raise ValueError(f"unknown tag {kind!r}")
+    pairs = {decode_state(key, tensors): decode_state(item, tensors) for key, item in items}
+    return Counter(pairs) if kind == "counter" else pairs
+
+
+def _join(path: str, key: Any) -> str:
+    part = str(key).replace("~", "~0").replace("/", "~1")
+    return f"{path}/{part}" if path else part
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """BLAKE2b-128 of the tensor's dtype, shape and bytes, in hexadecimal."""
+    contiguous = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{contiguous.dtype} {tuple(contiguous.shape)} ".encode(), digest_size=16)
+    if contiguous.numel():
+        digest.update(contiguous.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: str) -> dict[str, str]:
+    """Write a safetensors file, with ``metadata`` in its header, and return the digest of each tensor in it.
+
+    The metadata is one entry, ``arb_ternary``: the library writes several in an order that changes from file to file.
+
+    Every tensor is written whole, also where two share memory: a loader copies them back into whatever shares it then.
+    """
+    private = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(private, path, metadata={"arb_ternary": metadata})
+    return {name: tensor_digest(tensor) for name, tensor in private.items()}
+
+
+def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> dict[str, Tensor]:
+    """Read a safetensors file that must have these digests.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or altered; the tensor is named where one can be.
+    """
+    intact = _digest_or_error(path) == sha256
+    try:
+        # Copied out of the file's memory map: the file may be replaced or deleted while the tensors live on.
+        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: the file is damaged or truncated: {error}") from error
+    for name, digest in digests.items():
+        if name not in tensors:
+            raise CheckpointError(f"{path}: tensor {name!r} is missing")
+        if (found := tensor_digest(tensors[name])) != digest:
+            raise CheckpointError(f"{path}: tensor {name!r} is damaged: checksum {found}, the manifest says {digest}")
+    if surplus := sorted(set(tensors) - set(digests)):
+        raise CheckpointError(f"{path}: tensor {surplus[0]!r} is not in the manifest")
+    if not intact:
+        raise CheckpointError(f"{path}: the file's header is damaged: its checksum is not the one in the manifest")
+    return tensors
+
+
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest: ``content`` with format, version and a checksum of itself."""
+    body = {"format": FORMAT, "version": VERSION, **content}
+    text = json.dumps({**body, "checksum": _body_digest(body)}, indent=1, sort_keys=True, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of another format or of a version that this program cannot read.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: there is no such file", "A checkpoint is a folder with a manifest.json."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: the file is damaged: {error}") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        found = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise CheckpointError(f"{path}: the format is {found!r}, not {FORMAT!r}: this is not a checkpoint of arb")
+    if body.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path}: checkpoint format version {body.get('version')!r}; this program reads version {VERSION}",
+            "Use the version of arb-ternary-core that wrote it; run.json in the run directory names it.",
+        )
+    checksum = body.pop("checksum", None)
+    if checksum != _body_digest(body):
+        raise CheckpointError(f"{path}: the file is damaged: its checksum does not match its content")
+    return body
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _digest_or_error(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file; the checkpoint is incomplete") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error

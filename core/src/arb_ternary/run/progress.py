@@ -1,0 +1,187 @@
+"""What a person sees while a run works: a progress bar on a terminal, plain lines elsewhere.
+
+Both also go, as plain lines with the time, to the run's log file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from attrs import define, field
+
+__all__ = ["LogFile", "PlainReporter", "Reporter", "RichReporter", "Silent", "format_duration", "make_reporter"]
+
+
+def format_duration(seconds: float) -> str:
+    """``41s``, ``12m05s``, ``3h07m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """The numbers of one step, in the order that a reader looks for them."""
+    parts = []
+    for key, value in metrics.items():
+        if isinstance(value, float):
+            parts.append(f"{key} {value:.4g}" if key != "loss" else f"loss {value:.4f}")
+        else:
+            parts.append(f"{key} {value}")
+    return "  ".join(parts)
+
+
+class LogFile:
+    """Appends lines, each with the time, to a file that a kill cannot leave unreadable."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def line(self, text: str) -> None:
+        """Write one line."""
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Reporter(Protocol):
+    """Tells a person how the run goes."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """A phase begins (or continues) at step ``done`` of ``total``."""
+        ...
+
+    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        """A step has been taken; ``log`` asks for a lasting line."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
+        ...
+
+    def stop(self) -> None:
+        """The phase is over."""
+        ...
+
+
+@define
+class Silent:
+    """A reporter that says nothing on the screen; notes and logged steps still reach the log file."""
+
+    log_file: LogFile | None = None
+
+    def start(self, title: str, total: int, done: int) -> None:
+        if self.log_file is not None:
+            self.log_file.line(f"{title}: step {done} of {total}")
+
+    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        if log and self.log_file is not None:
+            self.log_file.line(f"step {done}  {describe(metrics)}")
+
+    def note(self, text: str) -> None:
+        if self.log_file is not None:
+            self.log_file.line(text)
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+
+@define
+class PlainReporter(Silent):
+    """One plain line for every logged step and every note."""
+
+    stream: TextIO = field(factory=lambda: sys.stderr)
+    _title: str = ""
+    _total: int = 0
+    _first: int = 0
+    _started: float = 0.0
+
+    def start(self, title: str, total: int, done: int) -> None:
+        Silent.start(self, title, total, done)
+        self._title, self._total, self._first, self._started = title, total, done, time.monotonic()
+        self._print(f"{title}: step {done} of {total}")
+
+    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        Silent.step(self, done, metrics, log)
+        if log:
+            self._print(f"{self._title} {done}/{self._total}  {describe(metrics)}  left {self._left(done)}")
+
+    def note(self, text: str) -> None:
+        Silent.note(self, text)
+        self._print(text)
+
+    def _left(self, done: int) -> str:
+        taken = done - self._first
+        if taken <= 0:
+            return "?"
+        return format_duration((time.monotonic() - self._started) / taken * (self._total - done))
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+@define
+class RichReporter(Silent):
+    """A progress bar with loss, tokens a second, flips and the time left; notes scroll above it."""
+
+    _progress: Any = None
+    _task: Any = None
+    _open: ExitStack = field(factory=ExitStack)
+
+    def start(self, title: str, total: int, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        Silent.start(self, title, total, done)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self._open.enter_context(self._progress)
+        self._task = self._progress.add_task(title, total=total, completed=done, numbers="")
+
+    def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
+        Silent.step(self, done, metrics, log)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, numbers=describe(metrics))
+
+    def note(self, text: str) -> None:
+        Silent.note(self, text)
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        self._open.close()
+        self._progress = None
+
+
+def make_reporter(log_file: LogFile | None = None, stream: TextIO | None = None) -> Reporter:
+    """A progress bar when ``stream`` (standard error) is a terminal, plain lines otherwise."""
+    stream = sys.stderr if stream is None else stream
+    return RichReporter(log_file) if stream.isatty() else PlainReporter(log_file, stream)

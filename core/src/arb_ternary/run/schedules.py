@@ -1,0 +1,83 @@
+"""Learning-rate schedules as pure functions of the step: nothing to store, exact after a resume.
+
+With ``w`` warm-up steps and ``n`` steps in all, step ``t`` (from 0) uses ``peak * (t + 1) / w`` while ``t < w``: the
+last warm-up step is at the peak. From ``t = w`` on, with ``p = (t - w) / (n - 1 - w)`` in [0, 1]:
+
+* ``constant``: ``peak``
+* ``linear``: ``peak + (floor - peak) * p``
+* ``cosine``: ``floor + (peak - floor) * (1 + cos(pi * p)) / 2``
+
+so that step ``w`` is at the peak and the last step, ``n - 1``, at the floor. ``none`` leaves every rate alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from torch.optim import Optimizer
+
+__all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
+
+ScheduleName = Literal["cosine", "linear", "constant", "none"]
+SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "constant", "none")
+
+
+def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, peak: float, floor: float) -> float:
+    """The rate of step ``step`` (0-based) of ``steps``; ``none`` gives the peak."""
+    if kind == "none":
+        return peak
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if kind == "constant":
+        return peak
+    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
+    if kind == "linear":
+        return peak + (floor - peak) * progress
+    return floor + (peak - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def scheduled_groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
+    """The parameter groups whose rate a phase schedules, each once: those with ``kind`` ``float`` or ``ternary``.
+
+    A group without a ``kind`` is of a plain torch optimizer and counts as float. A wrapper keeps what it schedules
+    itself in groups of another kind and has the wrapped optimizer as its attribute ``inner``.
+    """
+    seen: set[int] = set()
+    current: Any = optimizer
+    while current is not None:
+        for group in current.param_groups:
+            if group.get("kind", "float") in ("float", "ternary") and id(group) not in seen:
+                seen.add(id(group))
+                yield group
+        current = getattr(current, "inner", None)
+
+
+def apply_schedule(
+    optimizer: Optimizer,
+    kind: ScheduleName,
+    step: int,
+    *,
+    steps: int,
+    warmup: int,
+    lr: float | None,
+    min_lr: float | None,
+    min_rate: float,
+) -> dict[str, float]:
+    """Set the rate of every scheduled group for step ``step`` and return the first of each kind.
+
+    The peak of a float group is ``lr``, or its own initial rate where ``lr`` is None, and its floor ``min_lr``, or
+    ``min_rate`` times the peak. A ternary group goes from its own initial rate to ``min_rate`` times that. A group's
+    initial rate is kept in it as ``initial_lr``, as torch's schedulers do, and so is part of the optimizer's state.
+    """
+    rates: dict[str, float] = {}
+    for group in scheduled_groups(optimizer):
+        is_float = group.get("kind", "float") == "float"
+        base = float(group.setdefault("initial_lr", group["lr"]))
+        peak = lr if is_float and lr is not None else base
+        floor = min_lr if is_float and min_lr is not None else peak * min_rate
+        if kind != "none" or (is_float and lr is not None):
+            group["lr"] = scheduled_value(kind, step, steps=steps, warmup=warmup, peak=peak, floor=floor)
+        rates.setdefault("lr" if is_float else "rate", float(group["lr"]))
+    return rates

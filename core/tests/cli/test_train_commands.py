@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from arb_ternary.cli.main import main
+
+CONFIG = """
+name: tiny
+data: {name: text, path: text.txt}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32}
+optimizer: sign_votes
+checkpoint: {every: 2, keep: 2}
+phases: [{name: standard, steps: 4, batch_size: 2, block_size: 8, log_every: 2, eval_every: 0}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+    Path("tiny.yaml").write_text(CONFIG)
+
+
+def test_train_prints_the_audit_the_loss_beside_the_entropies_and_the_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "tiny.yaml"]) == 0
+    shown = capsys.readouterr()
+    for words in (
+        "ternary weights (packed)",
+        "float parameters, trainable",
+        "validation loss (nats a token)",
+        "unigram entropy of the same tokens",
+        "bigram entropy of the same tokens",
+        "tokens a second",
+        "runs/tiny",
+    ):
+        assert words in shown.out
+    assert "standard 2/4  loss " in shown.err
+    assert "left " in shown.err
+
+
+def test_train_prints_json_that_is_the_result_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml", "--json", "--run-dir", "here"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("directory") == "here"
+    assert printed == json.loads(Path("here/result.json").read_text())
+
+
+def test_a_failed_check_exits_with_1_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["train", "tiny.yaml", "-o", "checks=[{name: validation_loss, max: 0.1}]"])
+    assert code == 1
+    assert "failed checks: validation_loss" in capsys.readouterr().err
+
+
+def test_a_directory_in_use_exits_with_2_and_resume_without_a_value_means_auto(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "tiny.yaml", "--run-dir", "here"]) == 0
+    assert main(["train", "tiny.yaml", "--run-dir", "here"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "--run-dir", "here", "--resume"]) == 0
+    assert "continuing from step-00000004" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "--resume", "here/checkpoints/step-00000002"]) == 0
+    assert "continuing from step-00000002" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_that_is_named_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here"])
+    Path("here/checkpoints/step-00000004/model.safetensors").write_bytes(b"")
+    assert main(["train", "tiny.yaml", "--resume", "here/checkpoints/step-00000004"]) == 1
+    assert "step-00000004/model.safetensors: the file is truncated" in capsys.readouterr().err
+
+
+def test_the_backend_of_the_command_line_goes_before_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARB_TERNARY_BACKEND", "nonsense")
+    assert main(["train", "tiny.yaml", "--run-dir", "a", "--backend", "torch"]) == 0
+    assert json.loads(Path("a/run.json").read_text())["backend"] == {"name": "torch", "source": "command line"}
+    assert main(["train", "tiny.yaml", "--run-dir", "b", "-o", "backend=torch"]) == 0
+    assert json.loads(Path("b/run.json").read_text())["backend"] == {"name": "torch", "source": "command line"}
+    assert main(["train", "tiny.yaml", "--run-dir", "c"]) == 2
+    assert "no backend is called 'nonsense'" in capsys.readouterr().err
+    assert not Path("c").exists()
+    monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")
+    assert main(["train", "tiny.yaml", "--run-dir", "d"]) == 0
+    assert json.loads(Path("d/run.json").read_text())["backend"] == {"name": "torch", "source": "ARB_TERNARY_BACKEND"}
+
+
+def test_init_from_starts_from_the_weights_of_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "first"])
+    assert main(["train", "tiny.yaml", "--run-dir", "second", "--init-from", "first"]) == 0
+    assert "weights from first/checkpoints/step-00000004" in capsys.readouterr().err
+
+
+def test_eval_measures_what_training_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here"])
+    capsys.readouterr()
+    assert main(["eval", "here", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    result = json.loads(Path("here/result.json").read_text())
+    for key in ("validation_loss", "unigram_entropy", "bigram_entropy"):
+        assert measured[key] == result[key]
+    assert measured["audit"]["pure"] is True
+    assert main(["eval", "here", "--batches", "1"]) == 0
+    assert "validation loss" in capsys.readouterr().out
+    assert main(["eval", "nowhere"]) == 2
+
+
+def test_generate_continues_the_prompt_and_repeats_with_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here", "-o", "data.tokenizer=characters"])
+    texts = []
+    for seed in ("1", "1", "2"):
+        capsys.readouterr()
+        assert main(["generate", "here", "--prompt", "to be", "--max-new-tokens", "30", "--seed", seed]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].startswith("to be")
+    assert len(texts[0]) == len("to be") + 30 + 1
+    assert texts[0] == texts[1] != texts[2]
+    assert main(["generate", "here", "--prompt", "", "--max-new-tokens", "3"]) == 2
+    assert "prompt" in capsys.readouterr().err
+
+
+def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here"])
+    capsys.readouterr()
+    assert main(["plot", "here"]) == 0
+    assert capsys.readouterr().out == "here/loss.png\n"
+    assert Path("here/loss.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", "here", "here", "-o", "both.svg"]) == 0
+    assert Path("both.svg").exists()
+    assert main(["plot"]) == 2
+
+
+def test_export_writes_a_file_and_names_an_unknown_exporter(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "tiny.yaml", "--run-dir", "here"])
+    assert main(["export", "here", "--to", "safetensors", "model.safetensors"]) == 0
+    assert Path("model.safetensors").stat().st_size > 0
+    capsys.readouterr()
+    assert main(["export", "here", "x", "--to", "onnx"]) == 2
+    assert "no exporter is called 'onnx'" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""The README's demo, shortened: the same config learns below the bigram entropy, pure and within its process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from arb_ternary.config.loading import load_config
+from arb_ternary.config.plain import to_plain
+from arb_ternary.run.runner import RunRequest, train
+
+DEMO = Path(__file__).parents[2] / "demo"
+
+
+def test_a_tenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(tmp_path: Path) -> None:
+    # A shorter run needs a lower threshold: fewer votes are cast before the schedule ends.
+    loaded = load_config(
+        DEMO / "demo.yaml",
+        ["phases.0.steps=300", "phases.0.eval_every=0", "checkpoint.every=0", "optimizer.accum_threshold=6"],
+    )
+    report = train(loaded.config, RunRequest(directory=tmp_path / "run"))
+    assert report.audit.pure
+    assert (report.audit.float_parameters, report.audit.float_buffers) == (0, 0)
+    assert report.validation_loss < report.bigram_entropy
+    assert report.bigram_entropy == pytest.approx(2.4486, abs=2e-3)  # of the whole text; the last window is cut short
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["validation_loss"] == report.validation_loss
+
+
+def test_the_float_decoder_differs_from_the_demo_only_in_what_makes_it_float() -> None:
+    ternary, floats = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", "float32.yaml"))
+    for key in ("data", "masking", "seed"):
+        assert ternary[key] == floats[key]
+    for key in ("width", "layers", "heads", "feed_forward", "activation", "query_key_norm", "max_length"):
+        assert ternary["model"][key] == floats["model"][key]
+    for key in ("steps", "batch_size", "block_size", "lr_schedule"):
+        assert ternary["phases"][0][key] == floats["phases"][0][key]
