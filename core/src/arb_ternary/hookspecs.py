@@ -116,12 +116,15 @@ def arb_select_backend(request: BackendRequest, candidates: Sequence[str]) -> st
     """
 
 
-# --- observers: per run, only what the config activated -----------------------------------------------------------------
+# --- observers: per run, only what the config activated --------------------------------------------------------------
 
 
 @hookspec
 def arb_run_start(context: RunContext) -> None:
-    """The run is built and nothing has been computed yet. Called once a process, after a resume too. Results are ignored."""
+    """The run is built and nothing has been computed yet.
+
+    Called once a process, after a resume too. Results are ignored.
+    """
 
 
 @hookspec
@@ -150,7 +153,10 @@ def arb_checkpoint_save(context: RunContext, state: dict[str, Any]) -> None:
 
 @hookspec
 def arb_checkpoint_load(context: RunContext, state: Mapping[str, Any]) -> None:
-    """A checkpoint has been read; ``state`` is what the observers put there. Called once a resume. Results are ignored."""
+    """A checkpoint has been read; ``state`` is what the observers put there.
+
+    Called once a resume. Results are ignored.
+    """
 
 
 @hookspec
@@ -160,4 +166,7 @@ def arb_phase_end(context: RunContext, phase: str) -> None:
 
 @hookspec
 def arb_run_end(context: RunContext, status: str) -> None:
-    """The run is over: ``status`` is ``finished``, ``interrupted`` or ``failed``. Called once a process. Results are ignored."""
+    """The run is over: ``status`` is ``finished``, ``interrupted`` or ``failed``.
+
+    Called once a process. Results are ignored.
+    """

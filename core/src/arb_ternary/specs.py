@@ -133,7 +133,10 @@ class PhaseSpec(Spec):
 
 @frozen(kw_only=True)
 class ModelSpec(Spec):
-    """A model. Factory: ``(config, vocabulary_size: int) -> torch.nn.Module`` with ``forward(tokens_BS) -> logits_BSV``."""
+    """A model.
+
+    Factory: ``(config, vocabulary_size: int) -> torch.nn.Module`` with ``forward(tokens_BS) -> logits_BSV``.
+    """
 
     kind: ClassVar[str] = "model"
 

@@ -10,10 +10,9 @@ from arb_ternary.run.directory import RunDirectory
 from arb_ternary.run.plot import plot_losses, smoothed
 
 
-def test_smoothing_starts_at_the_first_value_and_keeps_a_constant() -> None:
-    assert smoothed([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0] * 3)
-    # Weights (1 - d) and d (1 - d), over their sum.
-    assert smoothed([1.0, 2.0], 0.5) == pytest.approx([1.0, (0.25 * 1.0 + 0.5 * 2.0) / 0.75])
+def test_smoothing_is_a_centred_mean_cut_short_at_the_ends() -> None:
+    assert smoothed([3.0, 3.0, 3.0], 1) == pytest.approx([3.0] * 3)
+    assert smoothed([1.0, 2.0, 6.0, 4.0, 0.0], 2) == pytest.approx([3.0, 3.25, 13.0 / 5, 3.0, 10.0 / 3])
 
 
 def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_path: Path) -> None:

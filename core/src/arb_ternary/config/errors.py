@@ -36,7 +36,7 @@ class Fault:
     unknown_component: bool = False
 
 
-class Faulty(Exception):  # noqa: N818
+class Faulty(Exception):
     """Faults found below some point of the tree, with paths relative to it."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -74,7 +74,7 @@ class LocatedFault:
         return {"where": self.where, "path": self.path, "message": self.message, "hint": self.hint}
 
 
-class InvalidConfig(ConfigError):  # noqa: N818
+class InvalidConfig(ConfigError):
     """A config with faults, one line each."""
 
     def __init__(self, what: str, hint: str, faults: Sequence[LocatedFault]) -> None:

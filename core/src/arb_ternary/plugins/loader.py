@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class PluginFault(Exception):  # noqa: N818  (a verdict that becomes a status; users never see it)
+class PluginFault(Exception):
     """Why a plugin is not taken in: the status it gets, and a sentence."""
 
     def __init__(self, status: Status, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ __all__ = ["plot_losses", "smoothed"]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def smoothed(values: Sequence[float], decay: float) -> list[float]:
-    """Bias-corrected exponential moving average: the first value is itself, not a step up from 0."""
-    mean, weight, out = 0.0, 0.0, []
-    for value in values:
-        mean = decay * mean + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
-        out.append(mean / weight)
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """Centred moving average over ``reach`` values on either side, fewer near the ends: it does not lag behind."""
+    sums = [0.0, *accumulate(values)]
+    out = []
+    for index in range(len(values)):
+        first, last = max(0, index - reach), min(len(values), index + reach + 1)
+        out.append((sums[last] - sums[first]) / (last - first))
     return out
 
 
@@ -53,10 +54,10 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
             raise ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
         steps, losses = zip(*train, strict=True)
         label = run.path.name if len(runs) > 1 else "training"
-        decay = min(0.98, 1.0 - 1.0 / max(1.0, len(losses) / 50.0))
+        line = smoothed(losses, len(losses) // 80)
         axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, smoothed(losses, decay), color=colour, linewidth=1.6, label=label)
-        top.append(max(smoothed(losses, decay)))
+        axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
+        top.append(max(line))
         if validation := _points(records, "validation"):
             shown = f"{run.path.name}, validation" if len(runs) > 1 else "validation"
             axes.plot(

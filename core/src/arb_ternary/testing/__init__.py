@@ -1,0 +1,69 @@
+"""The conformance kit: what every component of a kind has to do, as test suites to subclass.
+
+A plugin's own tests subclass the suite of its component::
+
+    from arb_ternary.testing import OptimizerSuite
+
+    class TestMine(OptimizerSuite):
+        component = "mine"
+
+Expected numbers come from re-statements of the rules in numpy (``arb_ternary.testing.restatement``), never from the
+reference backend, so that the reference has to pass the same suites. The kit needs the extra
+``arb-ternary-core[testing]``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from arb_ternary.errors import EnvironmentProblem
+
+_missing = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
+if _missing:
+    raise EnvironmentProblem(
+        f"the conformance kit needs {' and '.join(_missing)}, which this environment does not have",
+        "pip install 'arb-ternary-core[testing]'",
+    )
+
+if TYPE_CHECKING:
+    from arb_ternary.testing.backend import BackendSuite
+    from arb_ternary.testing.expected_failures import expect_failures
+    from arb_ternary.testing.fakes import install_fake_plugin
+    from arb_ternary.testing.masking import MaskingSuite
+    from arb_ternary.testing.optimizer import OptimizerSuite
+    from arb_ternary.testing.phase import PhaseSuite
+
+_LAZY = {
+    "BackendSuite": "arb_ternary.testing.backend",
+    "MaskingSuite": "arb_ternary.testing.masking",
+    "OptimizerSuite": "arb_ternary.testing.optimizer",
+    "PhaseSuite": "arb_ternary.testing.phase",
+    "expect_failures": "arb_ternary.testing.expected_failures",
+    "install_fake_plugin": "arb_ternary.testing.fakes",
+}
+
+__all__ = [
+    "BackendSuite",
+    "MaskingSuite",
+    "OptimizerSuite",
+    "PhaseSuite",
+    "expect_failures",
+    "install_fake_plugin",
+]
+
+
+def _explain_assertions() -> None:
+    """Let pytest rewrite the suites' assertions, so that a failure shows the values. Before they are imported."""
+    import pytest
+
+    parts = ("backend_case", "backend_layout", "backend_products", "backend_votes")
+    suites = ("component", "masking", "optimizer", "phase")
+    pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in (*parts, *suites)))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,21 @@
-"""SignGSD: a sign optimizer without state."""
+"""SignGSD: a sign optimizer without state. The public names are loaded when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from arb_ternary_signgsd.sign_gsd import NanGradientError, SignGSD
+
 __version__ = "0.1.0"
+
+_LAZY = {"NanGradientError": "arb_ternary_signgsd.sign_gsd", "SignGSD": "arb_ternary_signgsd.sign_gsd"}
+
+__all__ = ["NanGradientError", "SignGSD", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
