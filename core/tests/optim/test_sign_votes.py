@@ -221,6 +221,13 @@ def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(bad: floa
         assert torch.equal(buffer, before[name]), name
 
 
+def test_groups_follow_a_module_that_changes_its_device_or_backend() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=1)
+    layer.weight = layer.weight.clone()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is layer.weight
+
+
 def test_a_backward_that_has_run_is_not_run_again() -> None:
     layer, optimizer = layer_and_optimizer()
     loss = layer(torch.randn(4, 16)).sum()

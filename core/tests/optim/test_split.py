@@ -78,6 +78,8 @@ def test_a_skipped_ternary_update_keeps_the_float_part_still() -> None:
     outcome = optimizer.step(loss_signal=float("nan"))
     assert outcome.skipped
     assert torch.equal(model.head.weight, weight)
+    assert model.head.weight.grad is None
+    assert not model.hidden.stats.any()
 
 
 def test_a_group_cannot_be_added_past_the_parts() -> None:

@@ -38,7 +38,8 @@ class StepOutcome:
         grad_norm: norm of the gradient of the last micro-batch, when it is known.
         flips: trits that changed.
         exponent_moves: exponents that changed.
-        skipped: the update was dropped because a loss or signal was not finite.
+        skipped: the update was dropped because a loss, a signal or a gradient was not finite; the optimizer has cleared
+            the gradients that it dropped.
         statistics: further numbers for the progress line and the metrics file.
     """
 

@@ -60,6 +60,7 @@ class JoinedOptimizer(Optimizer):
             ternary = any(group.get("kind") == "ternary" for group in part.param_groups)
             outcome = as_outcome(part.step(**signals) if ternary else part.step())
             if outcome.skipped:
+                self.zero_grad()
                 return outcome
             outcomes.append(outcome)
         norms = [outcome.grad_norm for outcome in outcomes if outcome.grad_norm is not None]

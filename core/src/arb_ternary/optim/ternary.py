@@ -94,6 +94,8 @@ class TernaryOptimizer(Optimizer):
         draws = max((int(module.control[MICRO]) for module in self.modules), default=1)
         flips = moves = 0
         for group, modules in zip(self.param_groups, self._modules, strict=True):
+            # A module replaces its packed weight when it changes backend or device.
+            group["params"] = [module.weight for module in modules]
             flipped, moved = self._apply_group(group, modules)
             flips += int(flipped)
             moves += int(moved)
@@ -104,8 +106,9 @@ class TernaryOptimizer(Optimizer):
         return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flips, exponent_moves=moves)
 
     def skip_update(self) -> StepOutcome:
-        """Drop an update: count it and leave every buffer as it is."""
+        """Drop an update: count it, drop its gradients, and leave every buffer as it is."""
         self.skipped_updates += 1
+        self.zero_grad()
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:

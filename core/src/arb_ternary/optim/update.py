@@ -44,7 +44,6 @@ def ternary_update(
         raise ValueError("ternary_update needs a loss or loss_components")
     signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
     if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
-        optimizer.zero_grad()
         return optimizer.skip_update()
     already = any(int(module.control[MICRO]) > 0 for _, module in ternary_modules(model))
     if not already:

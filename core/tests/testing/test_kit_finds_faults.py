@@ -1,0 +1,61 @@
+"""The suites find the faults that they were written for: one broken component each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+#: Broken component, and a test that has to fail because of it.
+FAULTS = {
+    "TestVotesWithTheOtherSign": "test_a_positive_gradient_votes_a_trit_down",
+    "TestVotesThatWrap": "test_votes_saturate_and_never_wrap",
+    "TestSixteenBitSums": "test_the_largest_sum_passes_through_no_16_bit_intermediate",
+    "TestNegativeExponentsAsShifts": "test_a_negative_exponent_is_a_fraction_and_not_a_shift_to_zero",
+    "TestStaleWeights": "test_a_changed_weight_is_seen_by_the_next_product",
+    "TestSharedWorkspace": "test_a_result_is_not_overwritten_by_the_next_call_and_inputs_are_left_alone",
+    "TestUnwrittenRows": "test_int8_gradients_of_the_input_are_exact",
+    "TestPaddingThatFlips": "test_padding_never_flips",
+    "TestTwoStepsAtOnce": "test_from_minus_one_to_plus_one_takes_two_crossings",
+    "TestRoundingHalfUp": "test_a_tie_goes_to_the_even_integer",
+    "TestGlobalNoise": "test_no_randomness_comes_from_the_global_generators",
+    "TestNoiseByRow": "test_a_sample_is_masked_alike_in_whichever_row_it_stands",
+    "TestMaskingInPlace": "test_the_batch_is_left_alone",
+    "TestAscent": "test_the_loss_of_a_regression_falls",
+    "TestForgottenMomentum": "test_a_restored_run_ends_with_the_bits_of_one_that_was_not_interrupted",
+    "TestOvercountedFlips": "test_the_reported_flips_are_the_trits_that_changed",
+    "TestStateThatIsNotPlain": "test_its_state_is_plain",
+    "TestForgottenCursor": "test_killed_after_any_step_it_resumes_from_the_last_checkpoint_to_the_same_bits",
+    "TestDeafPhase": "test_stopped_after_any_step_it_saves_and_resumes_to_the_same_bits",
+}
+
+
+@pytest.fixture(scope="module")
+def failures() -> Mapping[str, set[str]]:
+    """Tests that failed, by class."""
+    file = Path(__file__).with_name("broken_components.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-c", os.devnull, "--rootdir", str(file.parent), "--noconftest", file.name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(file.parent)}
+    done = subprocess.run(
+        [*command, *options], cwd=file.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found: dict[str, set[str]] = {}
+    for cls, test in re.findall(r"^FAILED [^:]+::(\w+)::(\w+)", done.stdout, re.MULTILINE):
+        found.setdefault(cls, set()).add(test)
+    return found
+
+
+@pytest.mark.parametrize(("component", "test"), FAULTS.items(), ids=FAULTS)
+def test_a_fault_is_found(failures: Mapping[str, set[str]], component: str, test: str) -> None:
+    assert test in failures.get(component, set()), f"{component} failed only {sorted(failures.get(component, ()))}"
+
+
+def test_every_broken_component_is_listed(failures: Mapping[str, set[str]]) -> None:
+    assert set(failures) == set(FAULTS)

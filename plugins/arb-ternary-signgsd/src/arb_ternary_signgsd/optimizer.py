@@ -1,0 +1,82 @@
+"""The optimizer ``signgsd`` of a whole model: its float parameters and its ternary modules in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.split import JoinedOptimizer
+from arb_ternary_signgsd.config import SignGSDConfig
+from arb_ternary_signgsd.sign_gsd import SignGSD
+from arb_ternary_signgsd.ternary import TernarySignGSD
+
+__all__ = ["JoinedSignGSD", "build"]
+
+
+class JoinedSignGSD(JoinedOptimizer):
+    """SignGSD of float parameters and of ternary modules, with one list of param groups and one NaN policy.
+
+    A NaN anywhere is found before anything changes anywhere.
+    """
+
+    def __init__(self, floats: SignGSD, ternary: TernarySignGSD) -> None:
+        super().__init__({"float": floats, "ternary": ternary})
+        self._floats, self._ternary = floats, ternary
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **signals: Any) -> StepOutcome:  # type: ignore[override]
+        """Step both parts, or neither.
+
+        Raises:
+            NanGradientError: a gradient was NaN under ``nan_policy="error"``.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        # The ternary part is asked first and steps last: the float part checks its own gradients before it moves.
+        outcome = super().step(**signals) if self._ternary.may_step() else self._ternary.skip_update()
+        if outcome.skipped:
+            self.zero_grad()
+        return outcome
+
+    def get_memory_mb(self) -> float:
+        """MiB of the float parameters and of the packed ternary weights."""
+        packed = [module.weight for module in self._ternary.modules]
+        return self._floats.get_memory_mb() + self._floats.get_memory_mb(packed)
+
+
+def build(config: SignGSDConfig, trainable: Trainable) -> Optimizer:
+    """Factory of the optimizer ``signgsd``: everything in ``trainable``.
+
+    Raises:
+        ConfigError: there is nothing to train, or ``maximize`` is on and there are ternary modules.
+    """
+    if trainable.ternary and config.maximize:
+        raise ConfigError(
+            "optimizer.maximize: ternary modules vote in backward, towards a lower loss, so they cannot be maximized",
+            "negate the loss instead",
+        )
+    floats = ternary = None
+    if trainable.floats:
+        floats = SignGSD(
+            trainable.floats.items(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            maximize=config.maximize,
+            foreach=config.foreach,
+            nan_policy=config.nan_policy,
+        )
+    if trainable.ternary:
+        ternary = TernarySignGSD(
+            trainable.ternary, weight_decay=config.weight_decay, nan_policy=config.nan_policy, votes=config.votes
+        )
+    if floats is not None and ternary is not None:
+        return JoinedSignGSD(floats, ternary)
+    if floats is None and ternary is None:
+        raise ConfigError("optimizer: signgsd has nothing to train: every part of the model is frozen")
+    return floats or ternary  # type: ignore[return-value]

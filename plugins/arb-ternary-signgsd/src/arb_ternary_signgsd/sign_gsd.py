@@ -1,0 +1,287 @@
+"""SignGSD for float parameters: a sign step and a decay towards zero by sign, without optimizer state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ArbError, ConfigError, nearest
+from arb_ternary.optim.protocol import StepOutcome
+
+__all__ = ["NAN_POLICIES", "NanGradientError", "NanPolicy", "SignGSD"]
+
+NanPolicy = Literal["error", "zero", "skip"]
+
+#: What a step may do about a gradient that is not a number.
+NAN_POLICIES: Final[tuple[NanPolicy, ...]] = ("error", "zero", "skip")
+
+_MIB = 1024 * 1024
+
+
+class NanGradientError(ArbError):
+    """A gradient holds NaN and the policy is ``"error"``; no parameter has been changed."""
+
+
+class _Entry(NamedTuple):
+    """A parameter that has a gradient, and where it stands in the param groups."""
+
+    parameter: Tensor
+    gradient: Tensor
+    group: int
+    position: int
+
+
+class SignGSD(Optimizer):
+    """``p -= lr * (sign(g) + weight_decay * sign(p))``.
+
+    Only the direction of a gradient counts, so every element with a non-zero gradient moves by the same amount, and
+    there is nothing to remember between steps: ``state`` stays empty. Weight decay acts on the sign of a parameter and
+    not on its value, so that all non-zero elements are pulled towards zero alike. An infinite gradient has a sign and
+    is used; NaN has none and is treated by ``nan_policy``.
+
+    Sparse (COO) gradients are never made dense: without weight decay only the rows that have a gradient are touched,
+    with it the decay of the other rows is applied too. Either way the result is that of the dense rule, bit for bit.
+
+    Args:
+        params: parameters, ``(name, parameter)`` pairs or param groups; real floating-point tensors.
+        lr: size of the step of every element, >= 0.
+        weight_decay: size of the decay as a multiple of ``lr``, >= 0.
+        maximize: climb instead of descend; the decay still points to zero.
+        foreach: True updates the parameters of a group together, which is faster on an accelerator and needs
+            temporary memory of the size of the group; False updates one parameter at a time; None chooses True for
+            groups on an accelerator and False elsewhere. The bits of the result are the same.
+        nan_policy: ``"error"`` raises :class:`NanGradientError`, ``"zero"`` treats NaN as a gradient of zero,
+            ``"skip"`` drops the whole step and clears the gradients. Under ``"error"`` and ``"skip"`` no parameter of
+            any group changes. Where groups differ, ``"error"`` wins over ``"skip"``.
+
+    Attributes:
+        skipped_steps: steps dropped under ``nan_policy="skip"`` since construction; not part of ``state_dict``.
+
+    Raises:
+        ConfigError: an argument is outside its range, or a parameter is not a real floating-point tensor.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        nan_policy: NanPolicy = "error",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "nan_policy": nan_policy,
+            "kind": "float",
+        }
+        _check_options(defaults, "SignGSD")
+        super().__init__(params, defaults)
+        self.skipped_steps = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("skipped_steps", 0)
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options are checked as the constructor's are, before anything is added."""
+        where = f"SignGSD: param group {len(self.param_groups)}"
+        _check_options({**self.defaults, **param_group}, where)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for index, parameter in enumerate(group["params"]):
+            if not parameter.is_floating_point():
+                self.param_groups.pop()
+                raise ConfigError(
+                    f"{where}, parameter {index}: dtype {parameter.dtype} has no sign to descend by",
+                    "SignGSD trains real floating-point parameters (float32, float64, bfloat16, float16)",
+                )
+
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None) -> StepOutcome: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | StepOutcome:
+        """Take one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss; run with gradients enabled.
+
+        Returns:
+            What ``closure`` returned, as any torch optimizer does; without one, what the step did.
+
+        Raises:
+            NanGradientError: a gradient holds NaN under ``nan_policy="error"``; nothing has been changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        outcome = self._update()
+        return outcome if loss is None else loss
+
+    def _update(self) -> StepOutcome:
+        entries = self._entries()
+        with_nan = find_nan([entry.gradient for entry in entries])
+        if with_nan and not self._may_continue([entries[position] for position in with_nan]):
+            self.skipped_steps += 1
+            self.zero_grad()
+            return StepOutcome(stepped=False, skipped=True)
+        for number, group in enumerate(self.param_groups):
+            members = [entry for entry in entries if entry.group == number]
+            sparse = [entry for entry in members if entry.gradient.is_sparse]
+            dense = [entry for entry in members if not entry.gradient.is_sparse]
+            if _takes_foreach(group["foreach"], dense):
+                _update_together(dense, group, clear_nan=bool(with_nan))
+            else:
+                for entry in dense:
+                    _update_dense(entry.parameter, entry.gradient, group, clear_nan=bool(with_nan))
+            for entry in sparse:
+                _update_sparse(entry.parameter, entry.gradient, group, clear_nan=bool(with_nan))
+        return StepOutcome()
+
+    def get_memory_mb(self, params: Iterable[Tensor] | None = None) -> float:
+        """MiB of the given parameters (all of the optimizer's when None); the optimizer itself adds nothing to them."""
+        if params is None:
+            params = [parameter for group in self.param_groups for parameter in group["params"]]
+        return sum(parameter.numel() * parameter.element_size() for parameter in params) / _MIB
+
+    def _entries(self) -> list[_Entry]:
+        """Every parameter with a gradient; sparse gradients coalesced: duplicates are summed before the sign."""
+        return [
+            _Entry(
+                parameter, parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad, number, position
+            )
+            for number, group in enumerate(self.param_groups)
+            for position, parameter in enumerate(group["params"])
+            if parameter.grad is not None
+        ]
+
+    def _may_continue(self, poisoned: Sequence[_Entry]) -> bool:
+        """Apply the policies of the groups whose gradients hold NaN: raise, say no (skip), or say yes (zero)."""
+        policies = {entry.group: self.param_groups[entry.group]["nan_policy"] for entry in poisoned}
+        for entry in poisoned:
+            if policies[entry.group] == "error":
+                values = entry.gradient._values() if entry.gradient.is_sparse else entry.gradient
+                count = int(values.isnan().sum())
+                raise NanGradientError(
+                    f"{self._describe(entry)}: the gradient holds {count} NaN of {values.numel()} values; "
+                    "no parameter was changed",
+                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
+                )
+        return "skip" not in policies.values()
+
+    def _describe(self, entry: _Entry) -> str:
+        names = self.param_groups[entry.group].get("param_names")
+        name = f" ({names[entry.position]!r})" if names else ""
+        shape = tuple(entry.parameter.shape)
+        return f"SignGSD: param group {entry.group}, parameter {entry.position}{name}, shape {shape}"
+
+
+def find_nan(gradients: Sequence[Tensor]) -> list[int]:
+    """Positions of the tensors that hold NaN (dense, or sparse and coalesced).
+
+    One synchronisation a device in the usual case: a sum is NaN whenever one of its terms is, so that only tensors
+    with a NaN sum (which infinities of both signs give too) are searched.
+    """
+    values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+    by_device: dict[torch.device, list[int]] = {}
+    for position, value in enumerate(values):
+        by_device.setdefault(value.device, []).append(position)
+    suspects: list[int] = []
+    for positions in by_device.values():
+        sums = torch.stack([values[position].sum(dtype=torch.float32) for position in positions])
+        suspects += [position for position, nan in zip(positions, sums.isnan().tolist(), strict=True) if nan]
+    return sorted(position for position in suspects if bool(values[position].isnan().any()))
+
+
+def _takes_foreach(requested: bool | None, entries: Sequence[_Entry]) -> bool:
+    if requested is None:
+        return bool(entries) and all(entry.parameter.device.type in ("cuda", "xpu") for entry in entries)
+    return requested
+
+
+# The three updates below use the same elementwise operations in the same order, none of which can be contracted into
+# a fused multiply-add, so that their results agree to the last bit.
+
+
+def _update_dense(parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool) -> None:
+    update = gradient.sign()
+    if clear_nan:
+        update.nan_to_num_(nan=0.0)
+    if group["maximize"]:
+        update.neg_()
+    if group["weight_decay"] != 0:
+        update.add_(parameter.sign().mul_(group["weight_decay"]))
+    parameter.add_(update.mul_(-group["lr"]))
+
+
+def _update_together(entries: Sequence[_Entry], group: dict[str, Any], *, clear_nan: bool) -> None:
+    by_type: dict[tuple[torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for entry in entries:
+        key = (entry.parameter.device, entry.parameter.dtype, entry.gradient.dtype)
+        parameters, gradients = by_type.setdefault(key, ([], []))
+        parameters.append(entry.parameter)
+        gradients.append(entry.gradient)
+    for parameters, gradients in by_type.values():
+        updates = torch._foreach_sign(gradients)
+        if clear_nan:
+            for update in updates:
+                update.nan_to_num_(nan=0.0)
+        if group["maximize"]:
+            torch._foreach_neg_(updates)
+        if group["weight_decay"] != 0:
+            decays = torch._foreach_sign(parameters)
+            torch._foreach_mul_(decays, group["weight_decay"])
+            torch._foreach_add_(updates, decays)
+        torch._foreach_mul_(updates, -group["lr"])
+        torch._foreach_add_(parameters, updates)
+
+
+def _update_sparse(parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, clear_nan: bool) -> None:
+    where = tuple(gradient._indices())
+    signs = gradient._values().sign()
+    if clear_nan:
+        signs.nan_to_num_(nan=0.0)
+    if group["maximize"]:
+        signs.neg_()
+    if group["weight_decay"] == 0:
+        parameter[where] = parameter[where].add_(signs.mul_(-group["lr"]))
+        return
+    update = parameter.sign().mul_(group["weight_decay"])
+    update[where] = signs.add_(update[where])
+    parameter.add_(update.mul_(-group["lr"]))
+
+
+def _check_options(options: dict[str, Any], where: str) -> None:
+    for name in ("lr", "weight_decay"):
+        value = options[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < 0:
+            raise ConfigError(f"{where}: {name} must be a finite number >= 0, not {value!r}")
+    if not isinstance(options["maximize"], bool):
+        raise ConfigError(f"{where}: maximize must be true or false, not {options['maximize']!r}")
+    if not (options["foreach"] is None or isinstance(options["foreach"], bool)):
+        raise ConfigError(f"{where}: foreach must be true, false or None, not {options['foreach']!r}")
+    policy = options["nan_policy"]
+    if policy not in NAN_POLICIES:
+        close = nearest(policy, NAN_POLICIES) if isinstance(policy, str) else None
+        hint = f"did you mean {close!r}? " if close else ""
+        raise ConfigError(
+            f"{where}: nan_policy must be one of {', '.join(map(repr, NAN_POLICIES))}, not {policy!r}", hint.strip()
+        )

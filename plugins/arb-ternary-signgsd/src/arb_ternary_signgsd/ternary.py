@@ -1,0 +1,120 @@
+"""SignGSD on ternary modules: the sign of the gradient is a vote, and full accumulators flip trits.
+
+Backward subtracts ``sign(g)`` from the accumulators, which is the first term of SignGSD's update. The second term,
+``weight_decay * sign(p)``, is ``weight_decay`` votes of ``T`` an update: ``A = sat8(A - c * T)`` with the whole number
+``c = floor((n + 1) w) - floor(n w)`` at update ``n``, so that ``n`` updates cast exactly ``floor(n w)`` decay votes.
+``w`` is ``weight_decay`` rounded to a multiple of ``2**-20``; everything after that is integer arithmetic. A trit at
+zero gets no decay vote, and the exponents do not decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import asdict
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
+from arb_ternary.ternary.control import STEP
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
+
+__all__ = ["TernarySignGSD", "decay_votes"]
+
+_DECAY_BITS = 20
+#: More decay votes than an accumulator holds mean no more than a full one.
+MAX_DECAY = 127.0
+
+
+def decay_votes(update: int, weight_decay: float) -> int:
+    """Decay votes that update number ``update`` (from 0) casts: ``floor((n + 1) w) - floor(n w)``."""
+    share = round(weight_decay * (1 << _DECAY_BITS))
+    return (((update + 1) * share) >> _DECAY_BITS) - ((update * share) >> _DECAY_BITS)
+
+
+class TernarySignGSD(SignVotes):
+    """Sign votes with SignGSD's decay and its policy for NaN gradients.
+
+    A gradient that is NaN has cast no vote: that is the rule of the votes, and all that ``nan_policy="zero"`` asks for.
+    Under ``"error"`` and ``"skip"`` no trit and no exponent changes in a step in which there was one; the votes that
+    the other elements cast in backward stay in the accumulators.
+
+    Args:
+        modules: ternary modules by qualified name.
+        weight_decay: decay votes an update, 0 to 127; may be a fraction.
+        nan_policy: ``"error"``, ``"zero"`` or ``"skip"``.
+        votes: thresholds, band, leak and rate.
+
+    Raises:
+        ConfigError: ``weight_decay`` is outside its range.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, TernaryModule],
+        *,
+        weight_decay: float = 0.0,
+        nan_policy: NanPolicy = "error",
+        votes: SignVotesConfig | None = None,
+    ) -> None:
+        if not 0 <= weight_decay <= MAX_DECAY:
+            raise ConfigError(
+                f"signgsd: weight_decay must be between 0 and {MAX_DECAY:g} votes an update on ternary modules, "
+                f"not {weight_decay!r}"
+            )
+        super().__init__(modules, **asdict(votes or SignVotesConfig()))
+        self._names = {id(module): name for name, module in modules.items()}
+        for group in self.param_groups:
+            group.update(weight_decay=weight_decay, nan_policy=nan_policy)
+
+    def may_step(self) -> bool:
+        """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say yes.
+
+        Raises:
+            NanGradientError: a module of a group with ``nan_policy="error"`` had a NaN gradient.
+        """
+        poisoned = [
+            (group["nan_policy"], module, count)
+            for index, group in enumerate(self.param_groups)
+            for module in self.modules_of(index)
+            if group["nan_policy"] != "zero" and (count := int(module.stats[0]))
+        ]
+        for policy, module, count in poisoned:
+            if policy == "error":
+                name = self._names[id(module)]
+                shape = (module.shape.out_features, module.shape.in_features)
+                raise NanGradientError(
+                    f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient since zero_grad; "
+                    "no trit was changed",
+                    'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
+                )
+        return not poisoned
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
+    ) -> StepOutcome:
+        """Cast the decay votes, then flip; see :meth:`SignVotes.step`.
+
+        Raises:
+            NanGradientError: see :meth:`may_step`.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if not self.may_step():
+            self.zero_grad()
+            return self.skip_update()
+        return super().step(loss_signal=loss_signal)
+
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+        for module in modules:
+            count = 0 if module.frozen else decay_votes(int(module.control[STEP]), group["weight_decay"])
+            if count:
+                decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count).clamp_(-128, 127)
+                module.votes.copy_(kernel(module.backend, "pack_votes")(decayed.to(torch.int8)))
+        return super()._apply_group(group, modules)
