@@ -1,0 +1,65 @@
+# A fresh clone needs Python 3.11 or newer, gcc and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Byte code is compiled when a module is first imported, not for all of torch at once.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+TORCH := $(shell grep '^torch==' requirements-dev.txt)
+PROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml backends/*/pyproject.toml)
+RUN := runs/demo
+
+.PHONY: demo test lint docs generate bench gpu clean
+
+# Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
+# A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
+demo: $(VENV)/runtime
+	GOMP_SPINCOUNT=1000 $(BIN)/arb train demo/demo.yaml --run-dir $(RUN) --resume
+	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
+	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 300 --seed 0
+
+test: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu"
+	$(MAKE) lint
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+docs: $(VENV)/dev generate
+	$(BIN)/mkdocs build --strict
+
+# Rewrite what is generated and compared: the reference pages and the list of the public surface.
+generate: $(VENV)/dev
+	$(BIN)/python docs/scripts/reference.py --write
+	$(BIN)/python docs/scripts/measurements.py --write
+	$(BIN)/python tests/surface/surface.py --write
+
+# The demo model against its float32 counterpart: three seeds each, one table. `make generate` puts it into the pages.
+bench: $(VENV)/runtime
+	$(BIN)/arb bench compare demo/demo.yaml demo/float32.yaml --out benchmarks/results/demo.json
+
+gpu: $(VENV)/dev
+	$(BIN)/python -m pytest -q -m gpu
+
+clean:
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# --- environments: a stamp file each, renewed when a requirement changes ----------------------------------------------
+
+$(VENV)/torch: requirements-dev.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	touch $@
+
+$(VENV)/runtime: $(VENV)/torch $(PROJECTS)
+	$(PIP) "hatchling>=1.26" editables
+	$(PIP) --no-build-isolation --editable core
+	touch $@
+
+$(VENV)/dev: $(VENV)/runtime requirements-dev.txt
+	$(PIP) --no-build-isolation --requirement requirements-dev.txt
+	touch $@

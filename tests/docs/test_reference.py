@@ -1,0 +1,139 @@
+"""The reference pages are those that the code gives, and nothing is missing from them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import pytest
+
+from arb_ternary import errors, hookspecs
+from arb_ternary.cli.main import arb
+from arb_ternary.config.run import RunConfig
+from arb_ternary.config.structure import options_class
+from arb_ternary.environment import VARIABLES
+from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.surface import HOOKS, NOUNS
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def page(name: str) -> str:
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def ours(kind: str) -> list[Any]:
+    """Components of the distributions whose folders are in this repository."""
+    folders = {"arb-ternary-core", *(folder.name for folder in ROOT.glob("*/arb-ternary-*"))}
+    return [found for found in manager().registry.all(kind) if found.distribution in folders]
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ARB_")}
+    script = ROOT / "docs" / "scripts" / "reference.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+# --- hooks: signatures read from the source, not through the generator -----------------------------------------------
+
+
+def hook_functions() -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(Path(hookspecs.__file__).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
+    function = hook_functions()[hook]
+    assert function.returns is not None
+    wanted = f"{hook}({ast.unparse(function.args)}) -> {ast.unparse(function.returns)}"
+    _, _, section = page("hooks.md").partition(f"### `{hook}`\n")
+    block = section.split("```")[1].removeprefix("python\n")
+    assert "".join(block.split()).replace(",)", ")") == "".join(wanted.split())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_says_when_it_is_called(hook: str) -> None:
+    documentation = ast.get_docstring(hook_functions()[hook]) or ""
+    assert "alled" in documentation
+    assert documentation.splitlines()[0].replace("``", "`") in page("hooks.md")
+
+
+# --- commands, variables, keys, errors -------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    yield "arb", arb
+    for found in ours("command"):
+        yield from walk(f"arb {found.name}", found.load())
+
+
+def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    for name, nested in getattr(command, "commands", {}).items():
+        yield from walk(f"{path} {name}", nested)
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = page("commands.md")
+    for path, command in commands():
+        _, heading, section = text.partition(f"## `{path}`\n")
+        assert heading, f"{path} is missing"
+        section = section.partition("\n## ")[0]
+        assert command.help, f"{path} has no help"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help or parameter.show_default, f"{path} {parameter.opts[-1]} has no help"
+                for option in parameter.opts:
+                    assert option in section, f"{path} {option} is missing"
+
+
+@pytest.mark.parametrize("variable", [variable.name for variable in VARIABLES])
+def test_an_environment_variable_is_documented(variable: str) -> None:
+    assert f"| `{variable}` |" in page("environment.md")
+
+
+def test_no_other_module_reads_the_environment() -> None:
+    allowed = ROOT / "core/src/arb_ternary/environment.py"
+    for file in [
+        *ROOT.glob("core/src/**/*.py"),
+        *ROOT.glob("plugins/*/src/**/*.py"),
+        *ROOT.glob("backends/*/src/**/*.py"),
+    ]:
+        if file == allowed or "testing" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            assert not reads, f"{file}:{node.lineno}: variables are read through arb_ternary.environment"
+
+
+def test_every_config_key_is_documented_with_its_default() -> None:
+    text = page("config.md")
+    classes: list[tuple[str, type[Any]]] = [("## Top level", RunConfig)]
+    for kind in NOUNS:
+        for found in ours(kind) if kind not in ("backend", "command") else ():
+            cls = options_class(found.spec)
+            assert f"### `{found.name}`" in text, f"{kind} {found.name} is missing"
+            if cls is not None:
+                classes.append((f"### `{found.name}`", cls))
+    for heading, cls in classes:
+        section = text.partition(f"{heading}\n")[2].partition("\n#")[0]
+        for field in attrs.fields(cls):
+            assert f"| `{field.name}` |" in section, f"{heading} {field.name} is missing"
+            assert field.metadata["help"], f"{heading} {field.name} has no help"
+
+
+def test_every_error_is_documented_with_its_exit_code() -> None:
+    for name in errors.__all__:
+        section = page("errors.md").partition(f"## `{name}`\n")[2]
+        found = getattr(errors, name)
+        assert section.strip().startswith(f"Exit code {found.exit_code}." if isinstance(found, type) else "```python")

@@ -1,0 +1,79 @@
+"""Links, commands and lists in the documentation are true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("*/arb-ternary-*/README.md")),
+]
+PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "reference" / "hooks" / "index.html").is_file()
+    assert not (tmp_path / "site" / "scripts").exists()
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=page_id)
+def test_links_of_pages_outside_the_site_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target.partition("#")[0]).exists(), f"{target} does not exist"
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_the_make_targets_that_a_page_names_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    named = {one or other for one, other in re.findall(r"`make ([a-z]+)`|^make ([a-z]+)$", text, flags=re.MULTILINE)}
+    assert named <= make_targets()
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith(("#", "set ", "cd "))
+    ]
+    assert commands == ["make test"]
+    assert "\nmake test\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_distributions_is_complete() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Distributions")[2].partition("\n## ")[0]
+    files = [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml", *ROOT.glob("*/arb-ternary-*/pyproject.toml")]
+    for file in files:
+        name = tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"]
+        assert f"| `{name}` |" in table
+
+
+def test_every_distribution_is_in_the_development_requirements() -> None:
+    text = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines[0].startswith("torch=="), "torch is pinned, and first"
+    folders = [file.parent for file in ROOT.glob("*/arb-ternary-*/pyproject.toml")]
+    editable = {line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")}
+    assert editable == {"core", *(folder.relative_to(ROOT).as_posix() for folder in folders)}

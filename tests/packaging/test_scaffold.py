@@ -1,0 +1,176 @@
+"""A generated plugin is a complete distribution: it builds, installs, passes its own tests and the conformance kit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.scaffold.generate import KINDS, new_plugin
+
+
+def run(*command: str | Path, folder: Path, site: Path | None = None) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ARB_", "PYTEST_"))}
+    if site is not None:
+        environment["PYTHONPATH"] = str(site)
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """Kind, folder of the new distribution, and a folder that its wheel is installed in."""
+    folder = tmp_path_factory.mktemp(request.param)
+    made = new_plugin(f"trial-{request.param}", request.param, folder)
+    run("build", "--wheel", "--no-isolation", "--outdir", folder / "dist", made, folder=folder)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    site = folder / "site"
+    run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=folder)
+    return request.param, made, site
+
+
+def test_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
+    _, folder, site = generated
+    output = run("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", folder=folder, site=site)
+    assert " passed" in output
+    assert " failed" not in output
+
+
+def test_the_conformance_kit_passes_from_the_command_line(generated: tuple[str, Path, Path]) -> None:
+    kind, folder, site = generated
+    output = run("arb_ternary.cli.main", "plugins", "check", f"trial-{kind}", folder=folder, site=site)
+    assert f"{kind} trial_{kind}" in output
+    assert output.rstrip().endswith("all passed")
+
+
+def test_its_code_is_clean(generated: tuple[str, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, folder, site = generated
+    pytest.importorskip("ruff")
+    pytest.importorskip("mypy")
+    run("ruff", "check", "--no-cache", ".", folder=folder)
+    run("ruff", "format", "--no-cache", "--check", ".", folder=folder)
+    # One cache for all kinds: most of the time goes into the types of torch.
+    run("mypy", "--cache-dir", tmp_path_factory.getbasetemp() / "mypy", folder=folder, site=site)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["q", "a-name-of-many-words"])
+def test_generated_code_is_clean_whatever_its_name(name: str, kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("ruff")
+    folder = new_plugin(name, kind, tmp_path)
+    run("ruff", "check", "--no-cache", ".", folder=folder)
+    run("ruff", "format", "--no-cache", "--check", ".", folder=folder)
+
+
+def test_the_templates_travel_in_the_wheel_of_core(
+    wheels: Callable[[Any], Path], projects: Mapping[str, Any], tmp_path: Path
+) -> None:
+    wheel = wheels(projects["arb-ternary-core"])
+    site = tmp_path / "site"
+    run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=tmp_path)
+    code = "import sys; from pathlib import Path; from arb_ternary.scaffold.generate import *\n"
+    code += "assert str(Path(new_plugin.__code__.co_filename)).startswith(sys.argv[1])\n"
+    code += "for kind in KINDS: print(new_plugin('x-' + kind, kind, Path(sys.argv[2])))\n"
+    script = tmp_path / "generate.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    subprocess.run([sys.executable, script, site, tmp_path / "out"], env=environment, check=True, capture_output=True)
+    source = {path.relative_to(tmp_path / "here") for path in _generate_all(tmp_path / "here")}
+    assert {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*")} == source
+
+
+def _generate_all(folder: Path) -> list[Path]:
+    for kind in KINDS:
+        new_plugin(f"x-{kind}", kind, folder)
+    return list(folder.rglob("*"))
+
+
+def test_what_is_generated_names_the_plugin_and_leaves_no_placeholder(tmp_path: Path) -> None:
+    for kind in KINDS:
+        folder = new_plugin("arb-ternary-word-drop", kind, tmp_path / kind)
+        assert folder == tmp_path / kind / "arb-ternary-word-drop"
+        assert (folder / "src" / "arb_ternary_word_drop" / "plugin.py").exists()
+        assert (folder / ".gitignore").exists()
+        for path in folder.rglob("*"):
+            assert not {"PACKAGE", "template"} & set(path.name.replace(".", "/").split("/"))
+            if path.is_file():
+                assert "$" not in path.read_text(), path
+        assert 'word-drop = "arb_ternary_word_drop.plugin"' in (folder / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Word Drop", "'word-drop' would do"),
+        ("word_drop", "'word-drop' would do"),
+        ("2fast", "'fast' would do"),
+        ("-x", "'x' would do"),
+        ("a--b", "'a-b' would do"),
+        ("../escape", "'escape' would do"),
+        ("", "for example 'my-optimizer'"),
+        ("arb-ternary-", "for example 'my-optimizer'"),
+        ("é", "for example 'my-optimizer'"),
+    ],
+)
+def test_a_name_that_no_distribution_can_have_is_refused_with_one_that_it_can(
+    name: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageProblem, match="cannot be the name of a plugin") as caught:
+        new_plugin(name, "optimizer", tmp_path)
+    assert caught.value.hint == hint
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["core", "triton", "arb-ternary-signgsd"])
+def test_the_name_of_a_distribution_that_exists_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="is the name of an existing distribution"):
+        new_plugin(name, "optimizer", tmp_path)
+
+
+def test_a_kind_without_a_template_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        new_plugin("x", "optimiser", tmp_path)
+    assert caught.value.hint == "did you mean 'optimizer'?\ntemplates: backend, masking, optimizer, phase"
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "arb-ternary-x"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(UsageProblem, match="already exists and is not an empty folder"):
+        new_plugin("x", "optimizer", tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["arb-ternary-x", "mine.txt"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "arb-ternary-x").mkdir()
+    assert (new_plugin("x", "phase", tmp_path) / "pyproject.toml").exists()
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+
+    def fail_at_the_fifth(self: Path, *arguments: object, **options: object) -> int:
+        written.append(self)
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(Path, "write_text", fail_at_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        new_plugin("x", "optimizer", tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,180 @@
+"""The distributions as users get them: built into wheels, installed into a clean environment, run, one removed."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CORE, METAPACKAGE = "arb-ternary-core", "arb-ternary"
+PLUGIN, COMPONENT = "arb-ternary-signgsd", "signgsd"
+
+CONFIG = """\
+name: packaged
+data: {name: text, path: text.txt}
+model: {name: decoder, width: 32, layers: 1, heads: 2, max_length: 32, group_size: 32}
+optimizer: OPTIMIZER
+phases: [{name: standard, steps: 2, batch_size: 2, block_size: 8, eval_every: 0}]
+checks: [pure]
+"""
+
+
+def read_wheel(wheel: Path) -> tuple[set[str], Message, str]:
+    """Names of the files, METADATA, and the text of entry_points.txt (empty where there is none)."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        entry_points = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
+        text = archive.read(entry_points[0]).decode() if entry_points else ""
+        return names, Parser().parsestr(archive.read(metadata).decode()), text
+
+
+def write_config(folder: Path, optimizer: str) -> Path:
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8")
+    path = folder / "config.yaml"
+    path.write_text(CONFIG.replace("OPTIMIZER", optimizer), encoding="utf-8")
+    return path
+
+
+# --- what is in them -------------------------------------------------------------------------------------------------
+
+
+def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(project: Any, wheels: Callable[..., Path]) -> None:
+    names, _, _ = read_wheel(wheels(project))
+    sources = project.folder / "src"
+    packaged = {name for name in names if ".dist-info/" not in name}
+    expected = {
+        file.relative_to(sources).as_posix()
+        for file in sources.rglob("*")
+        if file.is_file() and file.suffix != ".pyc" and project.name != METAPACKAGE
+    }
+    assert packaged == expected
+
+
+def test_a_wheel_holds_the_licence(project: Any, wheels: Callable[..., Path]) -> None:
+    names, metadata, _ = read_wheel(wheels(project))
+    assert [name for name in names if name.endswith("/licenses/LICENSE")]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    root_licence = (Path(__file__).parents[2] / "LICENSE").read_bytes()
+    assert (project.folder / "LICENSE").read_bytes() == root_licence
+
+
+def test_a_wheel_says_what_it_is_and_which_python_it_needs(project: Any, wheels: Callable[..., Path]) -> None:
+    _, metadata, _ = read_wheel(wheels(project))
+    assert metadata["Summary"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata.get_payload().strip(), "the README is empty"
+
+
+def test_a_package_is_typed_and_a_plugin_has_a_hook_module(project: Any, wheels: Callable[..., Path]) -> None:
+    if project.name == METAPACKAGE:
+        pytest.skip("has no package")
+    names, _, entry_points = read_wheel(wheels(project))
+    package = "arb_ternary" if project.name == CORE else project.name.replace("-", "_")
+    assert f"{package}/py.typed" in names
+    hook_module = "arb_ternary.builtin.plugin" if project.name == CORE else f"{package}.plugin"
+    assert "[arb_ternary.plugins]" in entry_points
+    assert f"= {hook_module}\n" in entry_points + "\n"
+
+
+def test_the_core_brings_its_data_files_and_its_command(
+    projects: Mapping[str, Any], wheels: Callable[..., Path]
+) -> None:
+    names, _, entry_points = read_wheel(wheels(projects[CORE]))
+    assert "arb_ternary/plugins/known.toml" in names
+    assert {name.rpartition("/")[2] for name in names if name.endswith(".txt.xz")} == {
+        "train.txt.xz",
+        "validation.txt.xz",
+    }
+    assert [name for name in names if name.startswith("arb_ternary/scaffold/templates/")]
+    assert "arb = arb_ternary.cli.main:main" in entry_points
+
+
+def test_the_metapackage_needs_the_core_of_its_own_version(
+    projects: Mapping[str, Any], wheels: Callable[..., Path]
+) -> None:
+    _, metadata, _ = read_wheel(wheels(projects[METAPACKAGE]))
+    _, core, _ = read_wheel(wheels(projects[CORE]))
+    assert metadata["Version"] == core["Version"]
+    assert f"{CORE}=={core['Version']}" in metadata.get_all("Requires-Dist")
+
+
+def test_every_extra_of_the_metapackage_fits_the_distributions_of_this_repository(
+    projects: Mapping[str, Any], wheels: Callable[..., Path]
+) -> None:
+    extras = projects[METAPACKAGE].metadata["optional-dependencies"]
+    for name, requirements in extras.items():
+        for requirement in map(Requirement, requirements):
+            assert requirement.name in projects, f"extra {name!r}"
+            version = read_wheel(wheels(projects[requirement.name]))[1]["Version"]
+            assert requirement.specifier.contains(version), f"extra {name!r}: {requirement} against {version}"
+    needed = {canonicalize_name(Requirement(text).name) for text in extras["all"]}
+    assert needed == set(projects) - {METAPACKAGE}, "`all` is every plugin and backend"
+
+
+def test_a_plugin_asks_for_a_core_that_it_works_with(project: Any, wheels: Callable[..., Path], projects: Any) -> None:
+    if project.name in (CORE, METAPACKAGE):
+        pytest.skip("not a plugin")
+    requirements = {found.name: found for found in map(Requirement, project.metadata["dependencies"])}
+    version = read_wheel(wheels(projects[CORE]))[1]["Version"]
+    assert requirements[CORE].specifier.contains(version)
+    assert not (requirements.keys() & (projects.keys() - {CORE})), "plugins do not depend on each other"
+
+
+# --- installed -------------------------------------------------------------------------------------------------------
+
+
+def test_the_core_alone_runs_in_a_clean_environment(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    clean_environment.install(wheels(projects[CORE]))
+    clean_environment.pip("check")
+    assert "train" in clean_environment.arb("--help", cwd=tmp_path).stdout
+    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
+    assert [(record["distribution"], record["status"]) for record in listed] == [(CORE, "ok")]
+    place = clean_environment.run("import arb_ternary; print(arb_ternary.__file__)", cwd=tmp_path)
+    assert place.startswith(str(tmp_path)), "the editable installation was imported"
+
+    config = write_config(tmp_path, "sign_votes")
+    trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+
+
+def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    clean_environment.install(wheels(projects[CORE]))
+    clean_environment.install(wheels(projects[PLUGIN]))
+    clean_environment.pip("check")
+    config = write_config(tmp_path, COMPONENT)
+    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
+    assert {record["distribution"]: record["status"] for record in listed} == {CORE: "ok", PLUGIN: "ok"}
+    assert clean_environment.arb("config", "validate", str(config), cwd=tmp_path).returncode == 0
+
+    clean_environment.pip("uninstall", "--yes", "--quiet", PLUGIN)
+
+    for command in (["config", "validate", str(config)], ["train", str(config), "--run-dir", "run"]):
+        refused = clean_environment.arb(*command, cwd=tmp_path)
+        assert refused.returncode == 3
+        assert f"pip install {PLUGIN}" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_metapackage_installs_the_command(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    clean_environment.install(wheels(projects[METAPACKAGE]))
+    clean_environment.install(wheels(projects[CORE]))
+    clean_environment.pip("check")
+    version = read_wheel(wheels(projects[CORE]))[1]["Version"]
+    assert clean_environment.arb("--version", cwd=tmp_path).stdout.startswith(f"arb {version}")

@@ -1,0 +1,186 @@
+"""The public surface as text: what other people's code, configs and scripts rely on.
+
+``python tests/surface/surface.py --write`` replaces ``surface.txt`` beside this file; without ``--write`` it prints.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+SNAPSHOT = Path(__file__).with_name("surface.txt")
+ROOT = Path(__file__).parents[2]
+
+
+def describe() -> str:
+    """Every public name, spec field, hook, environment variable, command and config key, one a line."""
+    sections = {
+        "names of arb_ternary": _names("arb_ternary"),
+        "names of arb_ternary.config.options": _names("arb_ternary.config.options"),
+        "names of arb_ternary.testing": _names("arb_ternary.testing"),
+        "names of the protocols": _protocols(),
+        "specs": _specs(),
+        "hooks": _hooks(),
+        "ops": _ops(),
+        "errors": _errors(),
+        "environment variables": _variables(),
+        "components": _components(),
+        "commands": _commands(),
+        "config keys": _config_keys(),
+    }
+    return "\n".join(line for title, lines in sections.items() for line in (f"[{title}]", *lines, ""))
+
+
+def _import(name: str) -> Any:
+    from importlib import import_module
+
+    return import_module(name)
+
+
+def _names(module: str) -> Iterator[str]:
+    yield from sorted(_import(module).__all__)
+
+
+def _protocols() -> Iterator[str]:
+    for name in ("backends", "data", "optim", "run"):
+        module = _import(f"arb_ternary.{name}.protocol")
+        for public in sorted(module.__all__):
+            found = getattr(module, public)
+            if isinstance(found, type) and attrs.has(found):
+                yield f"{name}.{public}({', '.join(field.name for field in attrs.fields(found))})"
+            elif isinstance(found, type):
+                members = sorted(member for member in vars(found) if not member.startswith("_"))
+                yield f"{name}.{public}: {', '.join(members)}"
+            else:
+                yield f"{name}.{public}"
+
+
+def _specs() -> Iterator[str]:
+    specs = _import("arb_ternary.specs")
+    for name in specs.__all__:
+        found = getattr(specs, name)
+        if isinstance(found, type):
+            fields = [
+                field.name if field.default is attrs.NOTHING else f"{field.name}=" for field in attrs.fields(found)
+            ]
+            yield f"{name}({', '.join(fields)})"
+
+
+def _hooks() -> Iterator[str]:
+    hookspecs = _import("arb_ternary.hookspecs")
+    yield f"API version {_import('arb_ternary').API_VERSION}"
+    for name in _import("arb_ternary.plugins.surface").HOOKS:
+        function = getattr(hookspecs, name)
+        first_result = " [first result]" if function.arb_ternary_spec["firstresult"] else ""
+        yield f"{name}({', '.join(inspect.signature(function).parameters)}){first_result}"
+
+
+def _ops() -> Iterator[str]:
+    protocol = _import("arb_ternary.backends.protocol")
+    kernels = _import("arb_ternary.backends.reference").build().kernels
+    for op in (*protocol.REQUIRED_OPS, *protocol.OPTIONAL_OPS):
+        optional = " [optional]" if op in protocol.OPTIONAL_OPS else ""
+        yield f"{op}({', '.join(inspect.signature(kernels[op]).parameters)}){optional}"
+
+
+def _errors() -> Iterator[str]:
+    errors = _import("arb_ternary.errors")
+    for name in errors.__all__:
+        found = getattr(errors, name)
+        yield f"{name}: exit code {found.exit_code}" if isinstance(found, type) else name
+
+
+def _variables() -> Iterator[str]:
+    for variable in _import("arb_ternary.environment").VARIABLES:
+        yield f"{variable.name}={variable.default}"
+
+
+# --- what the distributions of this repository register ------------------------------------------------------------
+
+
+def _workspace() -> frozenset[str]:
+    files = [ROOT / "core" / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
+    files += ROOT.glob("backends/*/pyproject.toml")
+    return frozenset(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"] for file in files)
+
+
+def _registered(kind: str) -> list[Any]:
+    mine = _workspace()
+    registry = _import("arb_ternary.plugins.manager").manager().registry
+    return [found for found in registry.all(kind) if found.distribution in mine]
+
+
+def _components() -> Iterator[str]:
+    for kind in _import("arb_ternary.plugins.surface").NOUNS:
+        for found in _registered(kind):
+            yield f"{kind} {found.name}: {found.distribution}"
+
+
+def _commands() -> Iterator[str]:
+    yield from _command(_import("arb_ternary.cli.main").arb, "arb", deep=False)
+    for found in _registered("command"):
+        yield from _command(found.load(), f"arb {found.name}")
+
+
+def _command(command: click.Command, path: str, *, deep: bool = True) -> Iterator[str]:
+    parts = [path]
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            parts.append((parameter.name or "").upper())
+        else:
+            parts.append("/".join([*parameter.opts, *parameter.secondary_opts]))
+    yield " ".join(parts)
+    if deep and isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from _command(command.commands[name], f"{path} {name}")
+
+
+def _config_keys() -> Iterator[str]:
+    structure = _import("arb_ternary.config.structure")
+    yield from _keys(_import("arb_ternary.config.run").RunConfig, "")
+    for kind in _import("arb_ternary.plugins.surface").NOUNS:
+        if kind in ("backend", "command"):
+            continue
+        for found in _registered(kind):
+            cls = structure.options_class(found.spec)
+            if cls is not None:
+                yield from _keys(cls, f"{kind} {found.name}: ")
+
+
+def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
+    fields = _import("arb_ternary.config.fields")
+    describe = _import("arb_ternary.config.describe")
+    plain = _import("arb_ternary.config.plain")
+    yaml = _import("arb_ternary.config.yaml_document")
+    for field in fields.config_fields(cls):
+        nested = isinstance(field.type, type) and attrs.has(field.type) and not describe.is_choice(field.type)
+        if nested:
+            yield from _keys(field.type, f"{prefix}{field.key}.")
+        elif field.required:
+            yield f"{prefix}{field.key} (required)"
+        else:
+            default = field.default_choice or plain.to_plain(field.default_for(None))
+            yield f"{prefix}{field.key} = {yaml.dump_inline(default)}"
+
+
+def main() -> None:
+    """Print the surface, or write the snapshot."""
+    for variable in [name for name in os.environ if name.startswith("ARB_")]:
+        del os.environ[variable]
+    text = describe()
+    if sys.argv[1:] == ["--write"]:
+        SNAPSHOT.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""The guards of conftest.py do guard."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+
+def test_a_connection_to_the_network_fails_the_test_that_makes_it() -> None:
+    with socket.socket() as connection, pytest.raises(pytest.fail.Exception, match="tests use no network"):
+        connection.connect(("192.0.2.1", 80))
+
+
+def test_sockets_between_processes_are_allowed() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
