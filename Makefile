@@ -16,7 +16,7 @@ RUN := runs/demo
 demo: $(VENV)/runtime
 	GOMP_SPINCOUNT=1000 $(BIN)/arb train demo/demo.yaml --run-dir $(RUN) --resume
 	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
-	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 300 --seed 0
+	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
 
 test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu"

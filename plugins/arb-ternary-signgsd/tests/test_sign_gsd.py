@@ -367,3 +367,10 @@ def test_the_hook_module_imports_no_torch() -> None:
     code = "import sys, arb_ternary_signgsd.plugin; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_restored_optimizer_has_the_groups_of_one_that_was_never_saved() -> None:
+    parameter = torch.zeros(2, requires_grad=True)
+    optimizer, restored = SignGSD([parameter]), SignGSD([parameter])
+    restored.load_state_dict(optimizer.state_dict())
+    assert restored.state_dict() == optimizer.state_dict()

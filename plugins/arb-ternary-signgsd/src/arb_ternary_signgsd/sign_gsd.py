@@ -21,6 +21,7 @@ NanPolicy = Literal["error", "zero", "skip"]
 NAN_POLICIES: Final[tuple[NanPolicy, ...]] = ("error", "zero", "skip")
 
 _MIB = 1024 * 1024
+_OPTIONS = ("lr", "weight_decay", "maximize", "foreach", "nan_policy", "kind")
 
 
 class NanGradientError(ArbError):
@@ -92,8 +93,10 @@ class SignGSD(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("skipped_steps", 0)
         for group in self.param_groups:
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
+            # Only our own options: torch adds entries to ``defaults`` here, and a group that took them up would differ
+            # from that of a run that was never restored.
+            for key in _OPTIONS:
+                group.setdefault(key, self.defaults[key])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked as the constructor's are, before anything is added."""

@@ -1,0 +1,126 @@
+"""Every backend with every optimizer, masking strategy and phase that is registered: the list comes from the registry.
+
+A plugin that is installed adds its components to the product without an edit here. Each run is tiny, checkpoints after
+its first step, and is continued from there: the end must have the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from arb_ternary.backends.select import get_backend, reset_backends
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.loading import load_config
+from arb_ternary.config.options import DEFAULT_CHOICE
+from arb_ternary.config.structure import options_class
+from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.errors import EnvironmentProblem
+from arb_ternary.plugins.manager import manager
+from arb_ternary.run.progress import Silent
+from arb_ternary.run.report import RunReport
+from arb_ternary.run.runner import RunRequest, train
+
+#: What every phase of two short steps is told, as far as it has such options.
+BRIEF = {"steps": 2, "batch_size": 2, "block_size": 8, "eval_every": 0, "accum_threshold": 1}
+FLOATS = ["embedding", "head", "norms", "linears"]
+
+
+def registered(kind: str) -> list[Any]:
+    return list(manager().registry.all(kind))
+
+
+def options_of(found: Any) -> dict[str, attrs.Attribute[Any]]:
+    cls = options_class(found.spec)
+    return {} if cls is None else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
+
+
+def section(found: Any) -> dict[str, Any]:
+    """A config section that names the component, brief where it can be; a wrapper gets an optimizer to wrap."""
+    fields = options_of(found)
+    chosen = {key: value for key, value in BRIEF.items() if key in fields}
+    for name, field in fields.items():
+        if field.default is attrs.NOTHING and field.type is OptimizerChoice and DEFAULT_CHOICE not in field.metadata:
+            chosen.setdefault(name, "split")
+    return {"name": found.spec.name, **chosen}
+
+
+def float_parts(accepts: frozenset[str]) -> list[str]:
+    """The parts of a model that an optimizer can train wholly: pure, float, or some of each."""
+    if accepts == {"ternary"}:
+        return []
+    return FLOATS if accepts == {"float"} else ["norms", "head"]
+
+
+COMBINATIONS = [
+    pytest.param(*found, id="-".join(each.spec.name for each in found))
+    for found in product(*(registered(kind) for kind in ("backend", "optimizer", "masking", "phase")))
+]
+
+
+@pytest.fixture(autouse=True)
+def _backends_are_forgotten() -> Iterator[None]:
+    yield
+    reset_backends()
+
+
+@pytest.mark.parametrize(("backend", "optimizer", "masking", "phase"), COMBINATIONS)
+def test_components_work_together_and_resume(
+    backend: Any, optimizer: Any, masking: Any, phase: Any, tmp_path: Path
+) -> None:
+    try:
+        get_backend(backend.spec.name)
+    except EnvironmentProblem as problem:
+        pytest.skip(problem.what)
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 30)
+    parts = float_parts(optimizer.spec.accepts)
+    config = {
+        "name": "together",
+        "backend": backend.spec.name,
+        "data": {"name": "text", "path": str(text), "tokenizer": "characters"},
+        "model": {
+            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32,
+            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {}),
+        },
+        "masking": section(masking),
+        "optimizer": section(optimizer),
+        "checkpoint": {"every": 1, "keep": 3},
+        "phases": [section(phase)],
+    }  # fmt: skip
+    whole = run(config, tmp_path / "whole")
+    assert math.isfinite(whole.validation_loss)
+    assert whole.steps >= 1
+    assert whole.audit.pure == (not parts)
+
+    checkpoints = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    for later in checkpoints[1:]:
+        shutil.rmtree(tmp_path / "half" / "checkpoints" / later.name)
+    run(config, tmp_path / "half", resume=str(tmp_path / "half" / "checkpoints" / checkpoints[0].name))
+    for name in ("model.safetensors", "state.safetensors", "state.json"):
+        ends = [
+            (tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("whole", "half")
+        ]
+        assert ends[0] == ends[1], name
+
+
+def run(config: Mapping[str, Any], directory: Path, resume: str | None = None) -> RunReport:
+    path = directory.with_suffix(".yaml")
+    path.write_text(dump_yaml(dict(config)))
+    request = RunRequest(directory=None if resume else directory, resume=resume, reporter=Silent)
+    return train(load_config(path).config, request)
+
+
+def test_the_product_holds_every_registered_component() -> None:
+    for kind in ("backend", "optimizer", "masking", "phase"):
+        names = {found.spec.name for found in registered(kind)}
+        assert names
+        assert names <= {part for combination in COMBINATIONS for part in str(combination.id).split("-")}
