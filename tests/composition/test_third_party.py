@@ -1,0 +1,105 @@
+"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook that there is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from arb_ternary import hookspecs
+from arb_ternary.backends.select import reset_backends
+from arb_ternary.cli.main import arb
+from arb_ternary.config.loading import load_config
+from arb_ternary.plugins.manager import manager, reset_manager
+from arb_ternary.plugins.records import Status
+from arb_ternary.run.progress import Silent
+from arb_ternary.run.runner import RunRequest, train
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "third_party"
+
+CONFIG = """
+name: heron
+data: heron
+model: {name: heron, width: 20}
+masking: heron
+optimizer: {name: heron.patient, threshold: 1}
+checkpoint: {every: 1, keep: 9}
+trackers: [heron]
+checks: [heron]
+phases:
+  - {name: standard, steps: 3, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1}
+  - {name: heron, naps: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(FIXTURE))
+    reset_manager()
+    reset_backends()
+    yield
+    monkeypatch.undo()
+    reset_manager()
+    reset_backends()
+    for module in [name for name in sys.modules if name.startswith("arb_ternary_heron")]:
+        del sys.modules[module]
+
+
+def test_it_loads_with_one_component_of_every_kind() -> None:
+    record = next(record for record in manager().records if record.name == "heron")
+    assert record.status is Status.OK, record.reason
+    assert len(record.components) == 10
+
+
+def test_it_implements_every_hook() -> None:
+    source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
+    hooks = [name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("arb_")]
+    assert [name for name in hooks if f"def {name}(" not in source] == []
+
+
+def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "heron.yaml"
+    path.write_text(CONFIG)
+    config = load_config(path).config
+    report = train(config, RunRequest(directory=tmp_path / "run", reporter=Silent))
+    events = sys.modules["arb_ternary_heron.parts"].EVENTS
+    assert [event for event in events if not event.startswith("step_end")] == [
+        "run_start",
+        "phase_start standard",
+        "eval_end 2",
+        "phase_end standard",
+        "phase_start heron",
+        "phase_end heron",
+        "eval_end 3",
+        "run_end finished",
+    ]
+    assert [event for event in events if event.startswith("step_end")] == [f"step_end {n} True" for n in (1, 2, 3)]
+    assert report.audit.pure
+    assert report.checks[0][1].passed
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+    ends = sorted(checkpoints.glob("step-*"))
+    final = (ends[-1] / "model.safetensors").read_bytes()
+    train(config, RunRequest(resume=str(ends[0]), reporter=Silent))
+    assert any(event.startswith("checkpoint_load") for event in events)
+    assert (sorted(checkpoints.glob("step-*"))[-1] / "model.safetensors").read_bytes() == final
+
+
+def test_a_layout_of_its_own_gives_the_bytes_of_the_reference(tmp_path: Path) -> None:
+    path = tmp_path / "heron.yaml"
+    path.write_text(CONFIG.replace("trackers: [heron]", "trackers: []"))
+    finals = []
+    for backend in ("heron", "torch"):
+        train(load_config(path).config, RunRequest(directory=tmp_path / backend, backend=backend, reporter=Silent))
+        checkpoint = sorted((tmp_path / backend / "checkpoints").glob("step-*"))[-1]
+        finals.append((checkpoint / "model.safetensors").read_bytes())
+    assert finals[0] == finals[1]
+
+
+def test_its_command_runs() -> None:
+    result = CliRunner().invoke(arb, ["heron"])
+    assert result.output == "...\n"
