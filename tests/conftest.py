@@ -1,39 +1,12 @@
-"""Guards around every test across distributions: nothing left behind in the process, no network."""
+"""A guard around every test across distributions: no plugin left loaded or unloaded."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from arb_ternary.plugins.manager import manager
-
-settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "ci", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
-
-#: Variables that pytest and torch set while a test runs.
-_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _the_environment_is_left_unchanged() -> Iterator[None]:
-    before = _environment()
-    yield
-    assert _environment() == before, "a test changed the environment; use monkeypatch"
 
 
 @pytest.fixture(autouse=True)
@@ -41,31 +14,6 @@ def _the_registry_is_left_unchanged() -> Iterator[None]:
     before = _components()
     yield
     assert _components() == before, "a test left plugins loaded or unloaded; call reset_manager() when it ends"
-
-
-@pytest.fixture(autouse=True)
-def _no_test_reaches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
-
-    def guarded(self: socket.socket, address: Any) -> None:
-        _refuse_network(self, address)
-        connect(self, address)
-
-    def guarded_ex(self: socket.socket, address: Any) -> int:
-        _refuse_network(self, address)
-        return connect_ex(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", guarded)
-    monkeypatch.setattr(socket.socket, "connect_ex", guarded_ex)
-
-
-def _refuse_network(connection: socket.socket, address: Any) -> None:
-    if connection.family != socket.AF_UNIX:
-        pytest.fail(f"a test tried to connect to {address!r}; tests use no network")
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
 
 
 def _components() -> list[tuple[str, str, tuple[str, str]]]:

@@ -1,8 +1,7 @@
-"""Guards around every test of core: one thread, known seeds, nothing left behind in the environment."""
+"""Fake plugins for the tests of core."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -10,37 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.environment import VARIABLES
 from arb_ternary.plugins import discovery
 from arb_ternary.plugins.manager import reset_manager
-
-settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "ci", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _the_environment_is_left_unchanged() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    after = dict(os.environ)
-    # pytest sets the first for every test, torch the second when it first compiles or recomputes.
-    for name in ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"):
-        before.pop(name, None)
-        after.pop(name, None)
-    assert after == before, "a test changed the environment; use monkeypatch"
 
 
 class InstallPlugin(Protocol):

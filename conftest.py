@@ -1,0 +1,62 @@
+"""Guards around every test: one thread, known seeds, nothing left behind in the environment, no network."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+#: Variables that pytest and torch set while a test runs.
+_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _the_environment_is_left_unchanged() -> Iterator[None]:
+    before = _environment()
+    yield
+    assert _environment() == before, "a test changed the environment; use monkeypatch"
+
+
+@pytest.fixture(autouse=True)
+def _no_test_reaches_the_network() -> Iterator[None]:
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        _refuse_network(self, address)
+        connect(self, address)
+
+    def guarded_ex(self: socket.socket, address: Any) -> int:
+        _refuse_network(self, address)
+        return connect_ex(self, address)
+
+    # Not the test's own monkeypatch: that would be undone only after the guard of the environment has looked.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded)
+        patch.setattr(socket.socket, "connect_ex", guarded_ex)
+        yield
+
+
+def _refuse_network(connection: socket.socket, address: Any) -> None:
+    if connection.family != socket.AF_UNIX:
+        pytest.fail(f"a test tried to connect to {address!r}; tests use no network")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
