@@ -89,9 +89,17 @@ def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes
     assert (sorted(checkpoints.glob("step-*"))[-1] / "model.safetensors").read_bytes() == final
 
 
-def test_a_layout_of_its_own_gives_the_bytes_of_the_reference(tmp_path: Path) -> None:
+EXACT_DECODER = """exact: true
+model: {name: decoder, width: 20, layers: 2, heads: 2, max_length: 8, group_size: 32, learned_norms: true}
+"""
+
+
+@pytest.mark.parametrize("model", ["model: {name: heron, width: 20}\n", EXACT_DECODER], ids=["float", "exact"])
+def test_a_layout_of_its_own_gives_the_bytes_of_the_reference(model: str, tmp_path: Path) -> None:
     path = tmp_path / "heron.yaml"
-    path.write_text(CONFIG.replace("trackers: [heron]", "trackers: []"))
+    path.write_text(
+        CONFIG.replace("trackers: [heron]", "trackers: []").replace("model: {name: heron, width: 20}\n", model)
+    )
     finals = []
     for backend in ("heron", "torch"):
         train(load_config(path).config, RunRequest(directory=tmp_path / backend, backend=backend, reporter=Silent))

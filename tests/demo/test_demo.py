@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from arb_ternary.config.loading import load_config
 from arb_ternary.config.plain import to_plain
@@ -14,12 +15,24 @@ from arb_ternary.run.runner import RunRequest, train
 DEMO = Path(__file__).parents[2] / "demo"
 
 
-def test_a_tenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(tmp_path: Path) -> None:
-    # A shorter run needs a lower threshold: fewer votes are cast before the schedule ends.
-    loaded = load_config(
-        DEMO / "demo.yaml",
-        ["phases.0.steps=300", "phases.0.eval_every=0", "checkpoint.every=0", "optimizer.accum_threshold=6"],
-    )
+# A shorter run needs a lower threshold: fewer votes are cast before the schedule ends.
+SHORT = ["phases.0.steps=300", "phases.0.eval_every=0", "checkpoint.every=0", "optimizer.accum_threshold=6"]
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_eighth_of_the_demo_is_pure_and_predicts_better_than_bigrams(device: str, tmp_path: Path) -> None:
+    loaded = load_config(DEMO / "demo.yaml", [*SHORT, f"device={device}"])
     report = train(loaded.config, RunRequest(directory=tmp_path / "run"))
     assert report.audit.pure
     assert (report.audit.float_parameters, report.audit.float_buffers) == (0, 0)

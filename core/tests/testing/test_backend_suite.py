@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.testing import BackendSuite
@@ -10,3 +13,9 @@ from arb_ternary.testing import BackendSuite
 class TestTorchBackend(BackendSuite):
     def make_backend(self) -> KernelBackend:
         return reference.build()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+class TestTorchBackendOnGpu(TestTorchBackend):
+    device = "cuda"

@@ -71,7 +71,8 @@ class RunConfig:
     device: str = option("cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=_is_device)
     backend: str = option("auto", "kernel backend: auto, a name, or names in order of preference (triton,torch)")
     exact: bool = option(
-        False, "integers throughout (int8 activations and gradients): the same bits on every backend and machine"
+        False,
+        "int8 activations and gradients, so that every ternary product is an integer: the same bits on every backend",
     )
     requires: tuple[str, ...] = option(
         (), "distributions that must be installed, such as arb-ternary-signgsd>=0.1", validator=_are_requirements

@@ -66,7 +66,7 @@ TEMPLATES: Final[Mapping[str, Template]] = {
         },
     ),
     "exact": Template(
-        "A small pure-ternary decoder in integers throughout: the same bits on every backend and machine.",
+        "A small pure-ternary decoder whose ternary products are integers: the same bits on every backend.",
         {
             "name": "exact",
             "exact": True,
