@@ -151,6 +151,7 @@ def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports warn
 def test_inductor_compiles_training_without_a_graph_break() -> None:
     model = Model("int8", "float")
     ids = torch.randint(0, 30, (4, 7))
