@@ -7,6 +7,7 @@ import torch
 
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.decode_cache import CACHE
+from arb_ternary.errors import UsageProblem
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +36,22 @@ def _negated(layer: TernaryLinear) -> TernaryLinear:
 
 
 def test_the_budget_is_kept_and_zero_turns_the_cache_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [TernaryLinear(256, 256, group_size="row") for _ in range(6)]
-    x = torch.randn(1, 256)
-    monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "0.15")
+    layers = [TernaryLinear(640, 640, group_size="row") for _ in range(6)]
+    x = torch.randn(1, 640)
+    monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "1")
     for layer in layers:
         layer(x)
-    assert CACHE.nbytes == 2 * (256 * 256 + 256 * 4)
+    assert CACHE.nbytes == 2 * (640 * 640 + 640 * 4)
     CACHE.clear()
     monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "0")
     layers[0](x)
     assert CACHE.nbytes == 0
+
+
+def test_a_budget_that_is_no_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARB_TERNARY_DECODE_CACHE_MB", "plenty")
+    with pytest.raises(UsageProblem, match="ARB_TERNARY_DECODE_CACHE_MB: 'plenty'"):
+        TernaryLinear(8, 8)(torch.randn(1, 8))
 
 
 def test_a_dead_weight_frees_its_entry() -> None:

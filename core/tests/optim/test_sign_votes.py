@@ -206,7 +206,6 @@ def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(bad: floa
     layer, optimizer = layer_and_optimizer(accum_threshold=1, e_accum_threshold=1)
     x = torch.randn(4, 16)
     ternary_update(layer, optimizer, layer(x).sum())
-    layer(x).sum()
     before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     loss = layer(x).sum()
     outcome = ternary_update(
@@ -237,19 +236,22 @@ def test_a_backward_that_has_run_is_not_run_again() -> None:
     assert torch.equal(layer.votes, votes)
 
 
-def test_components_are_summed() -> None:
-    torch.manual_seed(0)
-    one, first = layer_and_optimizer()
-    torch.manual_seed(0)
-    other, second = layer_and_optimizer()
+def test_components_are_summed_into_one_set_of_votes() -> None:
     x, a, b = torch.randn(4, 16), torch.randn(4, 8), torch.randn(4, 8)
-    ternary_update(one, first, loss_components={"a": (one(x) * a).sum(), "b": (one(x) * b).sum()})
-    y = other(x)
-    ternary_update(other, second, (y * a).sum(), loss_components={"b": (y * b).sum()})
-    # Two uses of a layer cast two sets of votes, one use with the summed gradient casts one: compare what is summed.
-    assert first.updates == second.updates == 1
+    votes = []
+    for split in (True, False):
+        torch.manual_seed(0)
+        layer, optimizer = layer_and_optimizer()
+        y = layer(x)
+        if split:
+            ternary_update(layer, optimizer, (y * a).sum(), loss_components={"b": (y * b).sum()})
+        else:
+            ternary_update(layer, optimizer, (y * (a + b)).sum())
+        votes.append(layer.votes)
+    assert torch.equal(votes[0], votes[1])
+    assert torch.equal(votes[0], -((a + b).t() @ x).sign().to(torch.int8))
     with pytest.raises(ValueError, match="needs a loss"):
-        ternary_update(one, first)
+        ternary_update(layer, optimizer)
 
 
 def test_the_signal_is_detached_and_compared_with_its_running_mean() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -39,13 +38,11 @@ def kernel(backend_name: str, op: str) -> Kernel:
             f"backend {backend_name!r} has no kernel for {op!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends explain",
         )
-    return _stand_in(backend_name, op)
+    return _stand_in(backend, op)
 
 
-@cache
-def _stand_in(backend_name: str, op: str) -> Kernel:
-    """The reference kernel of ``op``, wrapped in conversions from and to the layout of the backend."""
-    backend = get_backend(backend_name)
+def _stand_in(backend: KernelBackend, op: str) -> Kernel:
+    """The reference kernel of ``op``, wrapped in conversions from and to the layout of ``backend``."""
     unpack, unpack_votes = backend.kernels["unpack"], backend.kernels.get("unpack_votes", reference.unpack_votes)
     pack_votes = backend.kernels.get("pack_votes", reference.pack_votes)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 from attrs.validators import and_, ge, gt, instance_of, le, optional
 from torch import Tensor
 
@@ -99,17 +99,7 @@ class SignVotes(TernaryOptimizer):
         )
         self.signal: float | None = None
         self.mean_signal: float | None = None
-        super().__init__(
-            modules,
-            {
-                "lr": config.lr,
-                "accum_threshold": config.accum_threshold,
-                "e_accum_threshold": config.e_accum_threshold,
-                "band": config.band,
-                "leak": config.leak,
-                "gain": config.gain,
-            },
-        )
+        super().__init__(modules, asdict(config))
 
     def _observe_signal(self, signal: float) -> None:
         decay = self.SIGNAL_DECAY
@@ -160,12 +150,4 @@ class SignVotes(TernaryOptimizer):
 
 def build(config: SignVotesConfig, trainable: Trainable) -> SignVotes:
     """Factory of the optimizer ``sign_votes``: all ternary modules of ``trainable``."""
-    return SignVotes(
-        trainable.ternary,
-        lr=config.lr,
-        accum_threshold=config.accum_threshold,
-        e_accum_threshold=config.e_accum_threshold,
-        band=config.band,
-        leak=config.leak,
-        gain=config.gain,
-    )
+    return SignVotes(trainable.ternary, **asdict(config))
