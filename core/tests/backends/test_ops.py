@@ -8,17 +8,32 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._library.custom_ops import CustomOpDef
 
 from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
+from arb_ternary.ternary.control import MICRO, ternary_modules
+from arb_ternary.ternary.module import TernaryModule
+
+
+def scale_votes(module: TernaryModule, integer: bool = False) -> None:
+    """Scaled votes of such a size that many are cast."""
+    module.use_scaled_votes(integer=integer)
+    assert module.vote_scale is not None
+    module.vote_scale.fill_(1 if integer else 0.5)
+    module.vote_limit = 700
+    module.exponent_shift = 2
+
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
 Arguments = tuple[Any, ...]
 
 
-def linear_arguments(activations: str, gradients: str, bias: bool = True) -> Arguments:
+def linear_arguments(activations: str, gradients: str, bias: bool = True, scaled: bool = False) -> Arguments:
     layer = TernaryLinear(40, 33, group_size=32, activations=activations, gradients=gradients)
+    if scaled:
+        scale_votes(layer)
     x = torch.randn(6, 40, requires_grad=True)
     return (
         x,
@@ -29,18 +44,24 @@ def linear_arguments(activations: str, gradients: str, bias: bool = True) -> Arg
         layer.votes,
         layer.exponent_votes,
         layer.stats,
+        layer.magnitudes,
+        layer.vote_scale,
+        layer.vote_limits,
         layer.control,
         33,
         40,
         32,
+        8,
         activations,
         gradients,
         "torch",
     )
 
 
-def embedding_arguments(rule: str) -> Arguments:
+def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
     table = TernaryEmbedding(20, 12, group_size=32, scale_rule=rule)  # type: ignore[arg-type]
+    if scaled:
+        scale_votes(table)
     ids = torch.tensor([3, 3, 19, 0])
     return (
         ids,
@@ -52,10 +73,14 @@ def embedding_arguments(rule: str) -> Arguments:
         table.correlation,
         table.steps,
         table.stats,
+        table.magnitudes,
+        table.vote_scale,
+        table.vote_limits,
         table.control,
         20,
         12,
         32,
+        8,
         torch.float32,
         "float",
         "torch",
@@ -64,25 +89,27 @@ def embedding_arguments(rule: str) -> Arguments:
 
 def vote_arguments(embedding: bool) -> Arguments:
     if embedding:
-        ids, _, packed, _, votes, ev, correlation, steps, stats, control, *shape = embedding_arguments("correlation")
-        return (
-            ids,
-            torch.randn(4, 12),
-            None,
-            packed,
-            votes,
-            ev,
-            correlation,
-            steps,
-            stats,
-            control,
-            *shape[:3],
-            "torch",
-        )
-    _, _, packed, _, _, votes, ev, stats, control, *shape = linear_arguments("int8", "int8")
+        arguments = embedding_arguments("correlation")
+        ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
+        rest = (*arguments[6:9], arguments[12], *arguments[13:17])
+        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *rest, "torch")
+    arguments = linear_arguments("int8", "int8")
+    packed, votes, exponent_votes, stats, control = (arguments[i] for i in (2, 5, 6, 7, 11))
+    return (*int8_operands(), packed, votes, exponent_votes, stats, control, *arguments[12:16], "torch")
+
+
+def scaled_vote_arguments(embedding: bool) -> Arguments:
+    if embedding:
+        arguments = embedding_arguments("residual", scaled=True)
+        ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
+        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *arguments[8:17], "torch")
+    arguments = linear_arguments("int8", "int8", scaled=True)
+    return (*int8_operands(), arguments[2], *arguments[5:16], "torch")
+
+
+def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
     g = torch.randint(-9, 9, (6, 33), dtype=torch.int8)
-    x = torch.randint(-9, 9, (6, 40), dtype=torch.int8)
-    return (g, x, torch.tensor(0.5), packed, votes, ev, stats, control, *shape[:3], "torch")
+    return g, torch.randint(-9, 9, (6, 40), dtype=torch.int8), torch.tensor(0.5)
 
 
 def input_gradient_arguments() -> Arguments:
@@ -100,6 +127,10 @@ CASES: dict[str, Callable[[], Arguments]] = {
     "linear[no bias]": lambda: linear_arguments("int8", "float", bias=False),
     "embedding[residual]": lambda: embedding_arguments("residual"),
     "embedding[correlation]": lambda: embedding_arguments("correlation"),
+    "linear[scaled]": lambda: linear_arguments("int8", "int8", scaled=True),
+    "embedding[scaled]": lambda: embedding_arguments("residual", scaled=True),
+    "cast_scaled_votes": lambda: scaled_vote_arguments(embedding=False),
+    "cast_embedding_scaled_votes": lambda: scaled_vote_arguments(embedding=True),
     "cast_votes": lambda: vote_arguments(embedding=False),
     "cast_embedding_votes": lambda: vote_arguments(embedding=True),
     "linear_grad_input": input_gradient_arguments,
@@ -124,7 +155,7 @@ class Model(nn.Module):
     def __init__(self, activations: str, gradients: str) -> None:
         super().__init__()
         self.table = TernaryEmbedding(30, 40, gradients=gradients)
-        self.norm = TernaryRMSNorm(40)
+        self.norm = TernaryRMSNorm(40, gradients=gradients)
         self.hidden = TernaryLinear(40, 24, bias=True, group_size=32, activations=activations, gradients=gradients)
         self.head = TernaryLinear(24, 30, activations=activations, gradients=gradients)
 
@@ -145,6 +176,32 @@ def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str
         for _ in range(3):
             run(ids).square().sum().backward()
         states.append(model.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+    assert int(states[0]["hidden.votes"].abs().sum()) > 0
+
+
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_when_they_change(integer: bool) -> None:
+    ids = torch.randint(0, 30, (4, 7))
+    states = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        torch._dynamo.reset()
+        graphs = CompileCounterWithBackend("aot_eager")
+        model = Model("int8", "int8")
+        for _, module in ternary_modules(model):
+            scale_votes(module, integer)
+        run = torch.compile(model, fullgraph=True, backend=graphs) if compiled else model
+        for step in range(3):
+            for _, module in ternary_modules(model):
+                assert module.vote_scale is not None
+                module.vote_scale.copy_(module.vote_scale * 2)
+                module.vote_limit = 300 + step
+            run(ids).square().sum().backward()
+        assert graphs.frame_count == int(compiled)
+        magnitudes = {f"{name}.magnitudes": module.magnitudes for name, module in ternary_modules(model)}
+        states.append(model.state_dict() | magnitudes)
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), key
     assert int(states[0]["hidden.votes"].abs().sum()) > 0
@@ -171,6 +228,63 @@ def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
     score = (dense.grad.sign() * layer.trits()).sum(dim=1, keepdim=True)
     assert torch.equal(layer.exponent_votes, -score.sign().to(torch.int8))
     torch.testing.assert_close(layer.gradient_square_sum(), dense.grad.square().sum(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_backward_casts_the_scaled_gradient_and_sums_its_magnitudes(activations: str) -> None:
+    layer = TernaryLinear(64, 32, activations=activations)
+    layer.use_scaled_votes()
+    assert layer.vote_scale is not None
+    assert layer.magnitudes is not None
+    # Whole numbers whose rows have the maximum 127: int8 activations hold them exactly.
+    x = torch.randint(-9, 10, (5, 64)).float()
+    x[:, 0] = 127.0
+    grad = torch.randint(-9, 10, (5, 32)).float()
+    layer.vote_scale.fill_(0.25)
+    layer.vote_limit = 32000
+    for _ in range(2):
+        layer(x).backward(grad)
+    dense = grad.t() @ x
+    torch.testing.assert_close(layer.magnitudes, 2 * torch.cat([dense.abs().sum(1), dense.abs().sum(0)]))
+    assert int(layer.control[MICRO]) == 2
+    inside = dense.abs() < 800
+    # Each of the two votes is g / 16, rounded down or up.
+    assert int(inside.sum()) > 1000
+    assert float((layer.votes + dense / 8)[inside].abs().max()) < 2.0
+    assert bool(((layer.votes.float() / 2).frac() != 0).any()), "both votes were rounded alike"
+
+
+def test_without_a_scale_written_no_vote_is_cast_but_magnitudes_are_summed() -> None:
+    table = TernaryEmbedding(9, 40)
+    table.use_scaled_votes()
+    assert table.magnitudes is not None
+    table(torch.tensor([1, 1, 4])).sum().backward()
+    assert not table.votes.any()
+    assert table.magnitudes[:9].tolist() == [0, 80, 0, 0, 40, 0, 0, 0, 0]
+    table.clear_stats()
+    assert not table.magnitudes.any()
+
+
+def test_scaled_votes_out_of_their_range_are_refused() -> None:
+    layer = TernaryLinear(6, 4, activations="float", gradients="int8")
+    with pytest.raises(ValueError, match="integer votes need"):
+        layer.use_scaled_votes(integer=True)
+    with pytest.raises(ValueError, match="correlation"):
+        TernaryEmbedding(6, 4, scale_rule="correlation").use_scaled_votes()
+    for bad in (0, 32513):
+        with pytest.raises(ValueError, match=r"vote_limit must be in 1\.\.32512"):
+            layer.vote_limit = bad
+    for bad in (-1, 32):
+        with pytest.raises(ValueError, match=r"exponent_shift must be in 0\.\.31"):
+            layer.exponent_shift = bad
+    layer.use_scaled_votes()
+    layer.vote_limits.fill_(0)
+    with pytest.raises(ValueError, match="vote_limit"):
+        layer(torch.randn(3, 6)).sum().backward()
+    layer.vote_limit = 256
+    layer.vote_scale = torch.zeros(10, dtype=torch.int32)
+    with pytest.raises(ValueError, match="int8 gradient"):
+        layer(torch.randn(3, 6)).sum().backward()
 
 
 def test_the_straight_through_gradient_passes_the_quantiser() -> None:

@@ -13,6 +13,10 @@ from arb_ternary.optim.adamw import build as build_adamw
 from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable
 from arb_ternary.optim.sign_votes import SignVotes
 from arb_ternary.optim.split import JoinedOptimizer
+from arb_ternary.ternary.audit import audit
+from arb_ternary.ternary.control import SEED, STREAM, new_control, seed_votes
+from arb_ternary.ternary.hashing import stream_id
+from arb_ternary.testing.component import make_choice
 
 
 class Mixed(nn.Module):
@@ -111,7 +115,7 @@ def test_adamw_equals_torch_and_decays_matrices_only() -> None:
 
 
 def test_adamw_without_float_parameters_says_what_to_use() -> None:
-    with pytest.raises(ConfigError, match="sign_votes"):
+    with pytest.raises(ConfigError, match="scaled_votes"):
         build_adamw(AdamWConfig(), Trainable())
 
 
@@ -129,3 +133,57 @@ def test_results_of_foreign_optimizers_are_read() -> None:
     assert as_outcome(None).stepped
     assert not as_outcome(False).stepped
     assert as_outcome(StepOutcome(flips=3)).flips == 3
+
+
+# --- modules with integer weights of another format ----------------------------------------------------------
+
+
+class Foreign(nn.Module):
+    """Eight weights in four bytes, and a scale."""
+
+    stored_weights = 8
+    gradient_bytes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = False
+        self.register_buffer("weight", torch.zeros(4, dtype=torch.uint8))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("control", new_control())
+
+
+def test_modules_of_another_format_are_collected_by_name_unless_they_are_frozen() -> None:
+    model = nn.Sequential(Foreign(), nn.Linear(2, 2), Foreign())
+    model[2].frozen = True  # type: ignore[assignment]
+    found = collect_trainable(model)
+    assert list(found.stored) == ["0"]
+    assert list(found.parts) == ["float", "stored"]
+
+
+def test_split_hands_them_to_an_optimizer_that_accepts_them_only() -> None:
+    trainable = collect_trainable(nn.Sequential(Foreign(), nn.Linear(2, 2)))
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.ternary: 'scaled_votes' cannot train modules with integer weights"
+    ):
+        make_choice("optimizer", "split").build(trainable)
+    with pytest.raises(ConfigError, match=r"optimizer\.ternary: the model has no ternary parts to train"):
+        make_choice("optimizer", "split").build(Trainable(floats=trainable.floats))
+
+
+def test_they_get_the_runs_seed_and_their_names_stream() -> None:
+    model = nn.Sequential(Foreign())
+    seed_votes(model, 7)
+    control = model[0].control
+    assert isinstance(control, torch.Tensor)
+    assert (int(control[SEED]), int(control[STREAM])) == (7, stream_id("0"))
+
+
+def test_the_audit_counts_their_weights_as_parameters_and_their_bytes_as_stored() -> None:
+    counted = audit(nn.Sequential(Foreign(), nn.Linear(2, 2, bias=False)))
+    rows = {row.what: (row.elements, row.nbytes) for row in counted.rows}
+    assert rows["integer weights of other formats"] == (8, 4)
+    assert rows["control words"] == (4, 32)
+    assert rows["float buffers"] == (1, 4)
+    assert rows["other integer buffers"] == (0, 0)
+    assert counted.parameters == 8 + 4
+    assert counted.state_bytes == 4 + 32 + 4 + 16

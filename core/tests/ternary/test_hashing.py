@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.ternary.hashing import counter_hash, hash_key, stream_id, uniform
+from arb_ternary.ternary.hashing import counter_hash, counter_hash_rows, hash_key, stream_id, uniform
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -46,6 +46,17 @@ def test_a_range_across_the_32_bit_boundary_changes_key_in_the_middle() -> None:
 def test_long_ranges_do_not_depend_on_how_they_are_cut() -> None:
     whole = counter_hash(200_000, 5, 6, 7)
     assert torch.equal(whole[70_001:70_101], counter_hash(100, 5, 6, 7, start=70_001))
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 50), st.integers(2**31 - 3, 2**31 + 3), st.integers(2**40, 2**41)), max_size=5),
+    st.sampled_from([0, 1, 2, 7]),
+)
+def test_rows_are_hashed_by_the_index_in_the_whole_matrix(rows: list[int], columns: int) -> None:
+    got = counter_hash_rows(torch.tensor(rows, dtype=torch.int64), columns, 1, 2, 3)
+    assert got.shape == (len(rows), columns)
+    for row, values in zip(rows, got.tolist(), strict=True):
+        assert [value & M32 for value in values] == [restated_hash(row * columns + k, 1, 2, 3) for k in range(columns)]
 
 
 def test_known_values_stay_the_same() -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from attrs import evolve
 
-from arb_ternary.backends import reference, reference_votes
-from arb_ternary.backends.protocol import KernelBackend
+from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
+from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary.data.masking import CausalMasking
 from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary.optim.protocol import Trainable
@@ -127,6 +127,60 @@ class TestRoundingHalfUp(BackendSuite):
             return (x.float() / divisor).nan_to_num(0, 0, 0).add(0.5).floor().clamp(-127, 127).to(torch.int8), scale
 
         return broken(quantize_rows=quantize_rows)
+
+
+class TestScaledVotesWithOneHash(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def cast_scaled_votes(*arguments):
+            *rest, seed, step, _, shape = arguments
+            reference_scaled_votes.cast_scaled_votes(*rest, seed, step, 0, shape)
+
+        return broken(cast_scaled_votes=cast_scaled_votes)
+
+
+class TestLookupsHashedByPosition(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def embedding_scaled_votes(ids, *arguments):
+            *fixed, shape = arguments
+            rows, position = torch.unique(ids, return_inverse=True)
+            fixed[2] = fixed[2].index_select(0, rows)
+            few = WeightShape(len(rows), shape.in_features, shape.group_size, shape.vote_bits)
+            votes = fixed[3].view(shape.out_features, -1)
+            held = votes.index_select(0, rows)
+            every = torch.cat([rows, torch.arange(shape.out_features, fixed[7].numel())])
+            sums = [torch.zeros(1 + every.numel()), torch.zeros(every.numel())]
+            rest = (None, *sums, fixed[7].index_select(0, every), *fixed[8:])
+            reference_scaled_votes.embedding_scaled_votes(position, *fixed[:3], held, *rest, few)
+            votes.index_copy_(0, rows, held)
+
+        return broken(embedding_scaled_votes=embedding_scaled_votes)
+
+
+class TestRailThatCarries(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def apply_scaled_votes(packed, votes, threshold, decay, carry, *rest):
+            if carry and rest[-1].vote_bits == 8:
+                over = (votes >= threshold) & (reference.unpack(packed, rest[-1]) == 1)
+                kept = votes - threshold
+                flips = reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
+                votes.copy_(torch.where(over, kept, votes))
+                return flips
+            return reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
+
+        return broken(apply_scaled_votes=apply_scaled_votes)
+
+
+class TestNarrowVotesThatWrap(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape):
+            wide = WeightShape(shape.out_features, shape.in_features, shape.group_size)
+            held = reference.unpack_votes(votes, shape)
+            reference_votes.cast_votes(grad, x, scale, packed, held, exponent_votes, stats, wide)
+            if shape.vote_bits == 4:
+                held = ((held + 8) & 15) - 8
+            votes.copy_(reference.pack_votes(held.clamp(-1, 1) if shape.vote_bits == 2 else held, shape.vote_bits))
+
+        return broken(cast_votes=cast_votes)
 
 
 # --- masking ------------------------------------------------------------------------------------------------------

@@ -26,3 +26,12 @@ class TestSplit(OptimizerSuite):
         "ternary": {"name": "sign_votes", "accum_threshold": 16},
         "float": {"name": "adamw", "lr": 0.01},
     }
+
+
+class TestScaledVotes(OptimizerSuite):
+    component = "scaled_votes"
+
+
+class TestScaledVotesWithEveryOption(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"lr": 0.1, "carry": False, "leak": 0.02, "clip": 2.0, "cell": 32, "magnitude_decay": 0.9}

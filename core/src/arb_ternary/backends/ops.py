@@ -3,9 +3,14 @@
 Namespace ``arb_ternary::``. The backend's name is a constant string argument, so ``torch.compile(fullgraph=True)``
 makes one graph without a break, and switching the backend recompiles. An op mutates exactly what its schema says.
 
-Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the three integers
-``N, K, G``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn), ``stats`` (float32
-``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.ternary.control`).
+Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the integers
+``N, K, G`` and ``vote_bits``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn),
+``stats`` (float32 ``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.ternary.control`).
+
+Arguments of scaled votes: ``magnitudes`` (float32 ``[N + K]``), ``vote_scale`` (``[N + K]``, float32 factors or int32
+shifts) and ``vote_limits`` (int64 ``[2]``: the largest vote in 256ths, the shift of the exponents' votes). With
+``vote_scale`` None backward casts sign votes. The limits are a tensor, so that a schedule that changes them recompiles
+nothing.
 
 ``anchor`` is an empty tensor that requires grad. Integer weights cannot carry a graph; without it, the first ternary
 layer of a pure model would see no input that requires grad and would never be asked to vote.
@@ -20,13 +25,24 @@ from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.ternary.control import MICRO, SEED, STEP, STREAM
+from arb_ternary.backends.vote_ops import (
+    cast_bias_votes,
+    cast_embedding_scaled_votes,
+    cast_embedding_votes,
+    cast_scaled_votes,
+    cast_votes,
+    quantize_gradient,
+)
+from arb_ternary.ternary.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES
 
 __all__ = [
     "ACTIVATION_MODES",
     "GRADIENT_MODES",
     "bias",
+    "cast_bias_votes",
+    "cast_embedding_scaled_votes",
     "cast_embedding_votes",
+    "cast_scaled_votes",
     "cast_votes",
     "embedding",
     "linear",
@@ -37,97 +53,10 @@ __all__ = [
 ACTIVATION_MODES: Final = ("int8", "float")
 GRADIENT_MODES: Final = ("float", "int8")
 
-#: Uses of the counter hash within one backward of one tensor: each has a stream of its own.
-_USES: Final = 4
-_USE_GRAD_INPUT: Final = 0
-_USE_VOTES: Final = 1
-_USE_EMBEDDING: Final = 2
-#: Micro-batches of one step that have hashes of their own.
-_MICRO_BITS: Final = 20
-
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-# --- gradients to int8 -----------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("arb_ternary::quantize_gradient", mutates_args=())
-def quantize_gradient(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
-    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32 scalar)."""
-    seed, step, stream, micro = control.tolist()[:4]
-    q, scale = kernel(backend, "quantize_gradient")(grad, seed, (step << _MICRO_BITS) + micro, stream * _USES + use)
-    return q, scale
-
-
-@quantize_gradient.register_fake
-def _(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad, dtype=torch.int8), grad.new_empty((), dtype=torch.float32)
-
-
-# --- votes -----------------------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("arb_ternary::cast_votes", mutates_args=("votes", "exponent_votes", "stats", "control"))
-def cast_votes(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    backend: str,
-) -> None:
-    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in ``control``."""
-    _check(grad.shape == (x.shape[0], out_features), f"grad must be [M, N], got {tuple(grad.shape)}")
-    shape = WeightShape(out_features, in_features, group_size)
-    kernel(backend, "cast_votes")(grad, x, scale, packed, votes, exponent_votes, stats, shape)
-    control[MICRO] += 1
-
-
-@cast_votes.register_fake
-def _(*_arguments: object) -> None:
-    return None
-
-
-@torch.library.custom_op(
-    "arb_ternary::cast_embedding_votes",
-    mutates_args=("votes", "exponent_votes", "correlation", "steps", "stats", "control"),
-)
-def cast_embedding_votes(
-    ids: Tensor,
-    grad: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    backend: str,
-) -> None:
-    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; counts the micro-batch in ``control``."""
-    shape = WeightShape(out_features, in_features, group_size)
-    kernel(backend, "embedding_votes")(
-        ids, grad, scale, packed, votes, exponent_votes, correlation, steps, stats, shape
-    )
-    control[MICRO] += 1
-
-
-@cast_embedding_votes.register_fake
-def _(*_arguments: object) -> None:
-    return None
 
 
 # --- linear ----------------------------------------------------------------------------------------------------------
@@ -176,10 +105,14 @@ def linear(
     votes: Tensor,
     exponent_votes: Tensor | None,
     stats: Tensor,
+    magnitudes: Tensor | None,
+    vote_scale: Tensor | None,
+    vote_limits: Tensor,
     control: Tensor,
     out_features: int,
     in_features: int,
     group_size: int,
+    vote_bits: int,
     activations: str,
     gradients: str,
     backend: str,
@@ -213,10 +146,14 @@ def _(
     votes: Tensor,
     exponent_votes: Tensor | None,
     stats: Tensor,
+    magnitudes: Tensor | None,
+    vote_scale: Tensor | None,
+    vote_limits: Tensor,
     control: Tensor,
     out_features: int,
     in_features: int,
     group_size: int,
+    vote_bits: int,
     activations: str,
     gradients: str,
     backend: str,
@@ -229,10 +166,10 @@ def _(
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, anchor, packed, exponent, bias, votes, exponent_votes, stats, control, *settings = inputs
+    x, anchor, packed, exponent, bias, votes, exponent_votes, stats, *scaled, control = inputs[:12]
     _, q, scale = output
     ctx.mark_non_differentiable(q, scale)
-    ctx.out_features, ctx.in_features, ctx.group_size, ctx.activations, ctx.gradients, ctx.backend = settings
+    *ctx.shape, ctx.activations, ctx.gradients, ctx.backend = inputs[12:]
     ctx.casts = anchor is not None
     ctx.has_bias = bias is not None
     ctx.x_dtype = x.dtype
@@ -241,30 +178,32 @@ def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     else:
         ctx.save_for_backward(x, scale, packed, exponent)
     # Not saved: backward mutates these, and a module used twice in one graph must not trip the version check.
-    ctx.accumulators = (votes, exponent_votes, stats, control)
+    ctx.accumulators = (votes, exponent_votes, stats)
+    ctx.scaled = tuple(scaled)
+    ctx.control = control
 
 
 def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
     x, scale_M, packed, exponent = ctx.saved_tensors
-    votes, exponent_votes, stats, control = ctx.accumulators
-    weight = (ctx.out_features, ctx.in_features, ctx.group_size)
+    control = ctx.control
     integer = ctx.gradients == "int8"
     grad_y = grad_y.contiguous()
     grad_x: Tensor | None = None
     if ctx.needs_input_grad[0]:
         grad, scale = grad_y, None
         if integer:
-            grad, scale = quantize_gradient(grad_y, control, _USE_GRAD_INPUT, ctx.backend)
-        grad_x = linear_grad_input(grad, scale, packed, exponent, *weight, ctx.x_dtype, ctx.backend)
+            grad, scale = quantize_gradient(grad_y, control, USE_GRAD_INPUT, ctx.backend)
+        grad_x = linear_grad_input(grad, scale, packed, exponent, *ctx.shape[:3], ctx.x_dtype, ctx.backend)
     if ctx.casts:
         # The token scales of int8 activations belong to the product; folded into the gradient, x stays integer.
         folded = grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
         scale = None
         if integer and ctx.activations == "int8":
-            folded, scale = quantize_gradient(folded, control, _USE_VOTES, ctx.backend)
-        cast_votes(folded, x, scale, packed, votes, exponent_votes, stats, control, *weight, ctx.backend)
+            folded, scale = quantize_gradient(folded, control, USE_VOTES, ctx.backend)
+        cast, scaled = (cast_votes, ()) if ctx.scaled[1] is None else (cast_scaled_votes, ctx.scaled)
+        cast(folded, x, scale, packed, *ctx.accumulators, *scaled, control, *ctx.shape, ctx.backend)
     grad_bias = grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
-    return (grad_x, None, None, None, grad_bias, *(None,) * 10)
+    return (grad_x, None, None, None, grad_bias, *(None,) * 14)
 
 
 linear.register_autograd(_linear_backward, setup_context=_linear_setup)
@@ -284,10 +223,14 @@ def embedding(
     correlation: Tensor | None,
     steps: Tensor | None,
     stats: Tensor,
+    magnitudes: Tensor | None,
+    vote_scale: Tensor | None,
+    vote_limits: Tensor,
     control: Tensor,
     out_features: int,
     in_features: int,
     group_size: int,
+    vote_bits: int,
     dtype: torch.dtype,
     gradients: str,
     backend: str,
@@ -311,10 +254,14 @@ def _(
     correlation: Tensor | None,
     steps: Tensor | None,
     stats: Tensor,
+    magnitudes: Tensor | None,
+    vote_scale: Tensor | None,
+    vote_limits: Tensor,
     control: Tensor,
     out_features: int,
     in_features: int,
     group_size: int,
+    vote_bits: int,
     dtype: torch.dtype,
     gradients: str,
     backend: str,
@@ -323,42 +270,37 @@ def _(
 
 
 def _embedding_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ids, anchor, packed, _, votes, exponent_votes, correlation, steps, stats, control, *settings = inputs
-    ctx.out_features, ctx.in_features, ctx.group_size, _, ctx.gradients, ctx.backend = settings
+    ids, anchor, packed, _, votes, exponent_votes, correlation, steps, stats, *scaled, control = inputs[:13]
+    *ctx.shape, _, ctx.gradients, ctx.backend = inputs[13:]
     ctx.casts = anchor is not None
     ctx.save_for_backward(ids, packed)
-    ctx.accumulators = (votes, exponent_votes, correlation, steps, stats, control)
+    ctx.accumulators = (votes, exponent_votes)
+    ctx.correlation = (correlation, steps)
+    ctx.stats = stats
+    ctx.scaled = tuple(scaled)
+    ctx.control = control
 
 
 def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
     if ctx.casts:
         ids, packed = ctx.saved_tensors
-        *accumulators, stats, control = ctx.accumulators
         grad = grad.contiguous()
         scale = None
         if ctx.gradients == "int8":
-            grad, scale = quantize_gradient(grad, control, _USE_EMBEDDING, ctx.backend)
-        weight = (ctx.out_features, ctx.in_features, ctx.group_size)
-        cast_embedding_votes(ids, grad, scale, packed, *accumulators, stats, control, *weight, ctx.backend)
-    return (None,) * 16
+            grad, scale = quantize_gradient(grad, ctx.control, USE_EMBEDDING, ctx.backend)
+        arguments = (ids, grad, scale, packed, *ctx.accumulators)
+        settings = (ctx.control, *ctx.shape, ctx.backend)
+        if ctx.scaled[1] is None:
+            cast_embedding_votes(*arguments, *ctx.correlation, ctx.stats, *settings)
+        else:
+            cast_embedding_scaled_votes(*arguments, ctx.stats, *ctx.scaled, *settings)
+    return (None,) * 20
 
 
 embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
 
 
 # --- bias ------------------------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("arb_ternary::cast_bias_votes", mutates_args=("votes",))
-def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
-    """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
-    s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
-    votes.copy_((votes.to(torch.int16) - s).clamp_(-128, 127))
-
-
-@cast_bias_votes.register_fake
-def _(grad: Tensor, votes: Tensor) -> None:
-    return None
 
 
 @torch.library.custom_op("arb_ternary::bias", mutates_args=())
@@ -384,6 +326,3 @@ def _bias_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
 
 
 bias.register_autograd(_bias_backward, setup_context=_bias_setup)
-
-#: The hash words of an op come from ``control``; kept here so that a change of its layout fails at import.
-assert (SEED, STEP, STREAM, MICRO) == (0, 1, 2, 3)

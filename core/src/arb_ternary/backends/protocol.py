@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, runtime_checkable
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import in_
 
 __all__ = [
     "FUSED_VOTES",
+    "NARROW_VOTES",
     "OPTIONAL_OPS",
     "REQUIRED_OPS",
+    "VOTE_BITS",
     "KernelBackend",
     "ProbeResult",
     "WeightShape",
@@ -44,10 +47,19 @@ OPTIONAL_OPS: Final = (
     "embedding",
     "embedding_votes",
     "rms_norm_quantize",
+    "cast_scaled_votes",
+    "embedding_scaled_votes",
+    "apply_scaled_votes",
 )
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"
+#: Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and ``pack_votes`` takes the bits.
+NARROW_VOTES: Final = "narrow_votes"
+
+#: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1; scaled votes at -127 and
+#: 127 instead of -128 and 127.
+VOTE_BITS: Final = (8, 4, 2)
 
 
 @frozen
@@ -60,16 +72,34 @@ class ProbeResult:
 
 @frozen
 class WeightShape:
-    """The logical shape of a ternary weight: ``N`` rows, ``K`` columns, one exponent per ``G`` columns of a row."""
+    """The logical shape of a ternary weight and its state.
+
+    Attributes:
+        out_features: ``N``, rows.
+        in_features: ``K``, columns.
+        group_size: ``G``, columns of a row that share an exponent.
+        vote_bits: of an accumulator: 8, 4 or 2.
+    """
 
     out_features: int
     in_features: int
     group_size: int
+    vote_bits: int = field(default=8, validator=in_(VOTE_BITS))
 
     @property
     def groups(self) -> int:
         """Exponents a row, ``J``."""
         return -(-self.in_features // self.group_size)
+
+    @property
+    def largest_vote(self) -> int:
+        """Where accumulators saturate, ``R``: 127, 7 or 1."""
+        return 127 if self.vote_bits == 8 else 7 if self.vote_bits == 4 else 1
+
+    @property
+    def smallest_vote(self) -> int:
+        """Where sign votes saturate below: -128, -7 or -1."""
+        return -128 if self.vote_bits == 8 else -self.largest_vote
 
 
 @runtime_checkable
@@ -78,7 +108,7 @@ class KernelBackend(Protocol):
 
     Attributes:
         name: the registered name.
-        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`.
+        capabilities: what the backend promises beyond correctness, e.g. :data:`FUSED_VOTES`, :data:`NARROW_VOTES`.
         kernels: implementation by op name, with the signatures of ``arb_ternary.backends.reference``.
     """
 

@@ -14,11 +14,13 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from arb_ternary.backends import reference_scaled_votes as _scaled
 from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
 from arb_ternary.backends.layout import pack_trits, unpack_trits
-from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.vote_storage import pack_votes, unpack_votes
 
 __all__ = [
     "build",
@@ -46,16 +48,6 @@ def pack(trits_NK: Tensor) -> Tensor:
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     """The backend's layout to int8 trits ``[N, K]``."""
     return unpack_trits(packed, shape.in_features)
-
-
-def pack_votes(votes_NK: Tensor) -> Tensor:
-    """int8 votes ``[N, K]`` to the backend's layout; here they are the same."""
-    return votes_NK.clone()
-
-
-def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
-    """The backend's layout of votes to int8 ``[N, K]``."""
-    return votes.view(shape.out_features, shape.in_features).clone()
 
 
 def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
@@ -220,7 +212,7 @@ class TorchBackend:
     """The reference backend; always there, correct everywhere."""
 
     name: str = "torch"
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({NARROW_VOTES})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
 
@@ -242,5 +234,8 @@ def build() -> KernelBackend:
             "embedding": embedding,
             "embedding_votes": _votes.embedding_votes,
             "rms_norm_quantize": rms_norm_quantize,
+            "cast_scaled_votes": _scaled.cast_scaled_votes,
+            "embedding_scaled_votes": _scaled.embedding_scaled_votes,
+            "apply_scaled_votes": _scaled.apply_scaled_votes,
         }
     )

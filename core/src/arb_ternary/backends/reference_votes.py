@@ -1,11 +1,13 @@
 """Votes in the torch backend: gradients turned into integers, integers into flips.
 
-Notation of the update rule: ``s = sign(g)``, accumulators ``A`` (votes for trits) and ``B`` (votes for exponents), both
-int8 with saturation at -128 and 127. The sign is minus the gradient: a positive gradient moves a trit towards -1.
+Notation of the update rule: ``s = sign(g)``, accumulators ``A`` (votes for trits, of 8, 4 or 2 bits) and ``B`` (votes
+for exponents, int8), saturating at the ends of their range: -128 and 127 for 8 bits. The sign is minus the gradient: a
+positive gradient moves a trit towards -1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -14,15 +16,23 @@ from torch import Tensor
 from arb_ternary.backends.integer import int_matmul
 from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
 from arb_ternary.ternary.hashing import uniform
 
 __all__ = [
     "apply_exponent_votes",
     "apply_votes",
     "cast_votes",
+    "clear_",
+    "crossings",
     "embedding_votes",
+    "gradient_tiles",
+    "group_score",
+    "has_crossings",
     "quantize_gradient",
+    "row_tiles",
     "stats_size",
+    "summed_rows",
 ]
 
 #: Gradient elements held at a time while votes are cast.
@@ -81,25 +91,53 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
     return g, rows.mul_(factor), squares.sum(dim=0).mul_(factor)
 
 
-def _group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
-    """Sum int8 ``[N, K]`` over each group of columns: int32 ``[N, J]``."""
+def row_tiles(shape: WeightShape) -> Iterator[slice]:
+    """Stretches of rows whose gradient is held at a time."""
+    rows = max(1, _TILE // max(1, shape.in_features))
+    for start in range(0, shape.out_features, rows):
+        yield slice(start, min(start + rows, shape.out_features))
+
+
+def gradient_tiles(grad_MN: Tensor, x_MK: Tensor, shape: WeightShape) -> Iterator[tuple[slice, Tensor]]:
+    """``grad.T @ x`` a stretch of rows at a time, in memory of its own.
+
+    Two int8 operands give exact int32 or int64; others a product in the gradient's dtype, at least bfloat16.
+    """
+    integer = grad_MN.dtype == torch.int8
+    operand = grad_MN.dtype if integer else torch.promote_types(grad_MN.dtype, torch.bfloat16)
+    x = x_MK if integer else x_MK.to(operand)
+    for tile in row_tiles(shape):
+        tile_MN = grad_MN[:, tile]
+        yield tile, int_matmul(tile_MN.t(), x) if integer else tile_MN.t().to(operand) @ x
+
+
+def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids, ascending, and the sum of the gradients of each: int32 of an int8 gradient, else float32."""
+    rows_U, position_M = torch.unique(ids_M, return_inverse=True)
+    dtype = torch.int32 if grad_MK.dtype == torch.int8 else torch.float32
+    g_UK = torch.zeros(rows_U.shape[0], grad_MK.shape[1], dtype=dtype, device=grad_MK.device)
+    return rows_U, g_UK.index_add_(0, position_M, grad_MK.to(dtype))
+
+
+def group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
+    """Sum int8 ``[n, K]`` over each group of columns: int32 ``[n, J]``."""
     rows = product_NK.shape[0]
     padding = shape.groups * shape.group_size - shape.in_features
     padded = torch.nn.functional.pad(product_NK, (0, padding)) if padding else product_NK
     return padded.reshape(rows, shape.groups, shape.group_size).sum(dim=2, dtype=torch.int32)
 
 
-def _subtract_saturating_(accumulator: Tensor, amount: Tensor) -> None:
-    accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(-128, 127))
+def _subtract_saturating_(accumulator: Tensor, amount: Tensor, low: int = -128, high: int = 127) -> None:
+    accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(low, high))
 
 
 def _vote_(g_NK: Tensor, packed: Tensor, votes_NK: Tensor, exponent_votes: Tensor | None, shape: WeightShape) -> None:
-    """Cast the votes of one gradient tile (rows of the weight)."""
+    """Cast the votes of one gradient tile (rows of the weight) into int8 accumulators."""
     s_NK = torch.sign(g_NK).to(torch.int8)
     if exponent_votes is not None:
-        score_NJ = _group_score(s_NK * unpack_trits(packed, shape.in_features), shape)
+        score_NJ = group_score(s_NK * unpack_trits(packed, shape.in_features), shape)
         _subtract_saturating_(exponent_votes, torch.sign(score_NJ))
-    _subtract_saturating_(votes_NK, s_NK)
+    _subtract_saturating_(votes_NK, s_NK, shape.smallest_vote, shape.largest_vote)
 
 
 def cast_votes(
@@ -121,29 +159,23 @@ def cast_votes(
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
         packed: weight in the backend's layout.
-        votes: int8, the backend's layout.
+        votes: the backend's layout.
         exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
         stats: float32 ``[1 + N + K]``: NaN gradients, row and column sums of squares of the gradient are added.
         shape: logical shape of the weight.
     """
-    integer = grad_MN.dtype == torch.int8
-    operand = grad_MN.dtype if integer else torch.promote_types(grad_MN.dtype, torch.bfloat16)
-    x = x_MK if integer else x_MK.to(operand)
     factor = scale.square() if scale is not None else 1.0
-    rows_a_tile = max(1, _TILE // max(1, shape.in_features))
-    votes_NK = votes.view(shape.out_features, shape.in_features)
+    stored = stored_rows(votes, shape)
     row_squares = stats[1 : 1 + shape.out_features]
     column_squares = stats[1 + shape.out_features :]
-    for start in range(0, shape.out_features, rows_a_tile):
-        stop = min(start + rows_a_tile, shape.out_features)
-        tile_MN = grad_MN[:, start:stop]
-        g_NK = int_matmul(tile_MN.t(), x) if integer else tile_MN.t().to(operand) @ x
-        g_NK, tile_rows, tile_columns = _examine(g_NK, stats, factor)
-        row_squares[start:stop] += tile_rows
+    for tile, product in gradient_tiles(grad_MN, x_MK, shape):
+        g_NK, tile_rows, tile_columns = _examine(product, stats, factor)
+        row_squares[tile] += tile_rows
         column_squares += tile_columns
-        exponents = None if exponent_votes is None else exponent_votes[start:stop]
-        rows = WeightShape(stop - start, shape.in_features, shape.group_size)
-        _vote_(g_NK, packed[start:stop], votes_NK[start:stop], exponents, rows)
+        exponents = None if exponent_votes is None else exponent_votes[tile]
+        votes_NK = open_votes(stored[tile], shape)
+        _vote_(g_NK, packed[tile], votes_NK, exponents, shape)
+        write_votes_(stored[tile], votes_NK, shape)
 
 
 def embedding_votes(
@@ -167,7 +199,7 @@ def embedding_votes(
         grad_MK: float, or int8 with ``scale`` (then summed exactly).
         scale: float32 scalar, the power of two of an int8 gradient.
         packed: weight in the backend's layout.
-        votes: int8, the backend's layout.
+        votes: the backend's layout.
         exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
         correlation: int16 ``[N, J]``: the score is added, saturating; None unless the correlation rule is on.
         steps: int32 ``[N, J]``: updates counted for ``correlation``, saturating.
@@ -176,34 +208,44 @@ def embedding_votes(
     """
     if ids_M.numel() == 0:
         return
-    rows_U, position_M = torch.unique(ids_M, return_inverse=True)
-    summed_dtype = torch.int32 if grad_MK.dtype == torch.int8 else torch.float32
-    g_UK = torch.zeros(rows_U.shape[0], shape.in_features, dtype=summed_dtype, device=grad_MK.device)
-    g_UK.index_add_(0, position_M, grad_MK.to(summed_dtype))
+    rows_U, g_UK = summed_rows(ids_M, grad_MK)
     factor = scale.square() if scale is not None else 1.0
     g_UK, row_squares, column_squares = _examine(g_UK, stats, factor)
     stats[1 : 1 + shape.out_features].index_add_(0, rows_U, row_squares)
     stats[1 + shape.out_features :] += column_squares
 
-    touched = WeightShape(rows_U.shape[0], shape.in_features, shape.group_size)
     packed_U = packed.index_select(0, rows_U)
-    votes_U = votes.view(shape.out_features, -1).index_select(0, rows_U)
+    stored = stored_rows(votes, shape)
+    stored_U = stored.index_select(0, rows_U)
+    votes_U = open_votes(stored_U, shape)
     exponents_U = None if exponent_votes is None else exponent_votes.index_select(0, rows_U)
     if correlation is not None and steps is not None:
-        score_UJ = _group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), touched)
+        score_UJ = group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), shape)
         total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
         correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
         counted = steps.index_select(0, rows_U).to(torch.int64) + 1
         steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
-    _vote_(g_UK, packed_U, votes_U, exponents_U, touched)
-    votes.view(shape.out_features, -1).index_copy_(0, rows_U, votes_U)
+    _vote_(g_UK, packed_U, votes_U, exponents_U, shape)
+    write_votes_(stored_U, votes_U, shape)
+    stored.index_copy_(0, rows_U, stored_U)
     if exponent_votes is not None and exponents_U is not None:
         exponent_votes.index_copy_(0, rows_U, exponents_U)
 
 
-def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
-    """``[A >= theta] - [A <= -theta]`` as int8."""
-    return (accumulator >= threshold).to(torch.int8) - (accumulator <= -threshold).to(torch.int8)
+def has_crossings(accumulator: Tensor, threshold: int) -> bool:
+    """Whether any accumulator has reached the threshold on either side."""
+    low, high = accumulator.aminmax()
+    return bool((high >= threshold) | (low <= -threshold))
+
+
+def crossings(accumulator: Tensor, threshold: int) -> Tensor:
+    """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their offsets cancel."""
+    return accumulator.clamp(threshold - 1, threshold).add_(accumulator.clamp(-threshold, 1 - threshold))
+
+
+def clear_(accumulator: Tensor, where: Tensor) -> None:
+    """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}; a product is several times faster than a mask."""
+    accumulator.sub_(accumulator * where.abs())
 
 
 def _leak_(accumulator: Tensor, leak: int) -> None:
@@ -220,27 +262,27 @@ def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape:
 
     Args:
         packed: weight in the backend's layout.
-        votes: int8, the backend's layout.
-        threshold: ``theta``, 1..127.
+        votes: the backend's layout.
+        threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
         leak: units by which every accumulator then moves towards zero; 0 for none.
         shape: logical shape of the weight.
 
     Returns:
         int64 scalar: trits that changed.
     """
-    matrix = votes.view(shape.out_features, shape.in_features)
+    stored = stored_rows(votes, shape)
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
-    rows_a_tile = max(1, _TILE // max(1, shape.in_features))
-    for start in range(0, shape.out_features, rows_a_tile):
-        tile = slice(start, min(start + rows_a_tile, shape.out_features))
-        crossed = _crossings(matrix[tile], threshold)
-        if bool(crossed.any()):
+    for tile in row_tiles(shape):
+        votes_NK = open_votes(stored[tile], shape)
+        if votes_NK.numel() and has_crossings(votes_NK, threshold):
+            crossed = crossings(votes_NK, threshold)
             before = unpack_trits(packed[tile], shape.in_features)
             after = (before + crossed).clamp_(-1, 1)
-            flips += (after != before).sum()
+            flips += torch.count_nonzero(after - before)
             packed[tile] = pack_trits(after)
-            matrix[tile].masked_fill_(crossed != 0, 0)
-        _leak_(matrix[tile], leak)
+            clear_(votes_NK, crossed)
+        _leak_(votes_NK, leak)
+        write_votes_(stored[tile], votes_NK, shape)
     return flips
 
 
@@ -262,7 +304,7 @@ def apply_exponent_votes(
     Returns:
         int64 scalar: exponents that changed.
     """
-    up = _crossings(exponent_votes, threshold)
+    up = crossings(exponent_votes, threshold)
     centre = origin.to(torch.int16)
     wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band).clamp_(*EXPONENT_RANGE)
     moved = (wanted != exponent).sum()

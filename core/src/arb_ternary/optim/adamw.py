@@ -42,6 +42,6 @@ def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
         if params
     ]
     if not groups:
-        raise ConfigError("optimizer: adamw trains float parameters, and the model has none", "use sign_votes")
+        raise ConfigError("optimizer: adamw trains float parameters, and the model has none", "use scaled_votes")
     fused = all(p.device.type in ("cpu", "cuda") for p in trainable.floats.values())
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
+
+from arb_ternary.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from arb_ternary.ternary.module import TernaryModule
+    from arb_ternary.ternary.stored import StoredWeights
 
-__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable"]
+__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable", "require_accepted"]
 
 
 @frozen
@@ -22,10 +25,18 @@ class Trainable:
     Attributes:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
+        stored: modules that keep integer weights in a format of their own and are not frozen. Since interface 1.1.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
     floats: Mapping[str, nn.Parameter] = field(factory=dict)
+    stored: Mapping[str, StoredWeights] = field(factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, Any]]:
+        """What there is to train, by the kind that an optimizer declares to accept; only kinds that there are."""
+        parts = {"ternary": self.ternary, "float": self.floats, "stored": self.stored}
+        return {kind: part for kind, part in parts.items() if part}
 
 
 @frozen
@@ -64,6 +75,7 @@ def as_outcome(result: Any) -> StepOutcome:
 def collect_trainable(model: nn.Module) -> Trainable:
     """The trainable parts of ``model`` in the order of their names' registration; tied modules once."""
     from arb_ternary.ternary.module import TernaryModule
+    from arb_ternary.ternary.stored import stored_modules
 
     ternary = {
         name: module
@@ -71,4 +83,25 @@ def collect_trainable(model: nn.Module) -> Trainable:
         if isinstance(module, TernaryModule) and not module.frozen
     }
     floats = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return Trainable(ternary, floats)
+    stored = {name: module for name, module in stored_modules(model) if not module.frozen}
+    return Trainable(ternary, floats, stored)
+
+
+def require_accepted(where: str, name: str, accepts: Collection[str], trainable: Trainable) -> None:
+    """See that the optimizer ``name``, named at ``where`` in a config, trains all kinds of parts in ``trainable``.
+
+    Raises:
+        ConfigError: there are parts of a kind that it does not accept.
+    """
+    nouns = {
+        "ternary": "ternary modules",
+        "float": "float parameters",
+        "stored": "modules with integer weights of their own format",
+    }
+    for kind, parts in trainable.parts.items():
+        if kind not in accepts:
+            raise ConfigError(
+                f"{where}: {name!r} cannot train {nouns[kind]}, and the model has {len(parts)} of them, "
+                f"the first being {next(iter(parts))!r}",
+                "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
+            )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.config.options import option
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
@@ -36,7 +37,9 @@ class SignVotesConfig:
         1.0, "Rate of flips at the start; a schedule multiplies it. Thresholds are divided by it.", validator=gt(0.0)
     )
     accum_threshold: int | None = option(
-        None, "Votes that flip a trit, 1..127; null takes each module's own (32).", validator=optional(_threshold)
+        None,
+        "Votes that flip a trit, 1..127; null takes each module's own (32; 7 or 1 with vote_bits 4 or 2).",
+        validator=optional(_threshold),
     )
     e_accum_threshold: int | None = option(
         None, "Votes that move an exponent, 1..127; null takes each module's own (32).", validator=optional(_threshold)
@@ -68,11 +71,15 @@ class SignVotes(TernaryOptimizer):
         modules: ternary modules by qualified name.
         lr: rate; the effective threshold is ``clamp(ceil(accum_threshold / lr), 1, 127)``, and with ``lr = 0`` votes
             are kept but nothing flips.
-        accum_threshold: votes that flip a trit; None takes each module's own.
+        accum_threshold: votes that flip a trit; None takes each module's own. With accumulators of 4 or 2 bits it is
+            7 or 1 at most, and the effective threshold likewise.
         e_accum_threshold: votes that move an exponent; None takes each module's own.
         band: how far exponents may move from their origin.
         leak: every this many updates the accumulators move one unit towards zero; 0 is never.
         gain: strength of the loss signal, 0 for none.
+
+    Raises:
+        ConfigError: ``accum_threshold`` is beyond the accumulators of a module.
     """
 
     #: Decay of the running mean that the loss signal is compared with.
@@ -97,6 +104,13 @@ class SignVotes(TernaryOptimizer):
             leak=leak,
             gain=gain,
         )
+        for name, module in modules.items():
+            if accum_threshold is not None and accum_threshold > module.shape.largest_vote:
+                raise ConfigError(
+                    f"accum_threshold: {accum_threshold} is out of reach for the accumulators of {name}, "
+                    f"{module.shape.vote_bits} bits, which end at {module.shape.largest_vote}",
+                    f"give at most {module.shape.largest_vote}, or leave it out for each module's own",
+                )
         self.signal: float | None = None
         self.mean_signal: float | None = None
         super().__init__(modules, asdict(config))
@@ -125,16 +139,14 @@ class SignVotes(TernaryOptimizer):
                     module.exponent, module.exponent_votes, module.exponent_origin, e_threshold, group["band"], leak
                 ).to(moves.device)
                 torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
-            flips += kernel(backend, "apply_votes")(module.weight, module.votes, threshold, leak, module.shape).to(
+            # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has raised.
+            theta = min(threshold, module.shape.largest_vote)
+            flips += kernel(backend, "apply_votes")(module.weight, module.votes, theta, leak, module.shape).to(
                 flips.device
             )
             torch.autograd.graph.increment_version((module.weight, module.votes))
-            if isinstance(module, TernaryLinear) and module.bias is not None and module.bias_votes is not None:
-                crossed = (module.bias_votes >= threshold).to(torch.int32) - (module.bias_votes <= -threshold).to(
-                    torch.int32
-                )
-                module.bias += crossed
-                module.bias_votes.masked_fill_(crossed != 0, 0)
+            if isinstance(module, TernaryLinear):
+                module.apply_bias_votes(threshold)
         return flips, moves
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Two optimizers as one: one for the ternary modules of a model, one for its float parameters."""
+"""Two optimizers as one: one for the ternary modules of a model, one for its float parameters.
+
+Modules with integer weights of their own format (:mod:`arb_ternary.ternary.stored`) belong to the ternary part.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.optim import Optimizer
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome
+from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, require_accepted
 
 __all__ = ["JoinedOptimizer", "SplitConfig", "build"]
 
@@ -21,7 +24,7 @@ __all__ = ["JoinedOptimizer", "SplitConfig", "build"]
 class SplitConfig:
     """Options of ``split``: which optimizer trains which part."""
 
-    ternary: OptimizerChoice = default_choice("sign_votes", "Optimizer of the ternary modules.")
+    ternary: OptimizerChoice = default_choice("scaled_votes", "Optimizer of the ternary modules.")
     float: OptimizerChoice = default_choice("adamw", "Optimizer of the float parameters.")
 
 
@@ -100,17 +103,18 @@ def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
     """Factory of the optimizer ``split``.
 
     Raises:
-        ConfigError: one of the two parts has nothing to train.
+        ConfigError: one of the two parts has nothing to train, or what its optimizer cannot train.
     """
     parts: dict[str, Optimizer] = {}
     for name, choice, part in (
         ("ternary", config.ternary, evolve(trainable, floats={})),
-        ("float", config.float, evolve(trainable, ternary={})),
+        ("float", config.float, evolve(trainable, ternary={}, stored={})),
     ):
-        if not part.ternary and not part.floats:
+        if not part.parts:
             raise ConfigError(
                 f"optimizer.{name}: the model has no {name} parts to train",
                 "name the other optimizer alone, without 'split'",
             )
+        require_accepted(f"optimizer.{name}", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), part)
         parts[name] = choice.build(part)
     return JoinedOptimizer(parts)

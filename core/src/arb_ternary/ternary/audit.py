@@ -9,6 +9,7 @@ from attrs import asdict, frozen
 from torch import Tensor, nn
 
 from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.stored import stored_modules
 
 __all__ = ["Audit", "AuditRow", "audit", "optimizer_state_bytes"]
 
@@ -31,7 +32,8 @@ class Audit:
         ternary_weights: number of trits.
         float_parameters: elements of float parameters, trainable or frozen.
         float_buffers: elements of float buffers.
-        working_bytes: gradient statistics of ternary modules: float32, O(N + K) a weight, zeroed every step, no state.
+        working_bytes: what ternary modules hold within a step only: gradient statistics and the scale of votes,
+            O(N + K) a weight, and accumulators of 2 bits, which every step clears.
         optimizer_bytes: tensors that the optimizer keeps.
     """
 
@@ -49,7 +51,7 @@ class Audit:
 
     @property
     def parameters(self) -> int:
-        """Learnable numbers: trits, integer biases and float parameters."""
+        """Learnable numbers: trits, integer weights of other formats, integer biases and float parameters."""
         return sum(row.elements for row in self.rows if row.what in _PARAMETER_ROWS)
 
     @property
@@ -63,12 +65,12 @@ class Audit:
         return 8.0 * self.state_bytes / self.parameters if self.parameters else 0.0
 
     def table(self) -> list[tuple[str, str, str]]:
-        """Rows of text: what, elements, bytes; every kind, also where it counts zero."""
+        """Rows of text: what, elements, bytes; every kind of core's, also where it counts zero."""
         lines = [(row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows]
         lines.append(("optimizer state", "", f"{self.optimizer_bytes:,}"))
         lines.append(("total persistent state", f"{self.parameters:,} parameters", f"{self.state_bytes:,}"))
         lines.append(("bits a parameter", "", f"{self.state_bits_per_parameter:.3f}"))
-        lines.append(("working statistics (not state)", "", f"{self.working_bytes:,}"))
+        lines.append(("working memory (not state)", "", f"{self.working_bytes:,}"))
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +88,8 @@ _TERNARY = "ternary weights (packed)"
 _BIAS = "integer biases"
 _TRAINABLE = "float parameters, trainable"
 _FROZEN = "float parameters, frozen"
-_PARAMETER_ROWS = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN})
+_STORED = "integer weights of other formats"
+_PARAMETER_ROWS = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -120,13 +123,24 @@ def optimizer_state_bytes(optimizer: Any) -> int:
     return sum(tensor.nbytes for tensor in _distinct(found))
 
 
+def _stored_buffers(module: Any) -> list[Tensor]:
+    """The integer buffers that hold the weights of a module of another format."""
+    found = [buffer for buffer in module.buffers(recurse=False) if not buffer.is_floating_point()]
+    return [buffer for buffer in found if buffer is not module.control]
+
+
 def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once."""
     modules = [module for _, module in ternary_modules(model)]
+    stored = stored_modules(model)
+    codes = [buffer for _, module in stored for buffer in _stored_buffers(module)]
     owned = {id(buffer) for module in modules for buffer in module.buffers(recurse=False)}
+    owned |= {id(tensor) for tensor in (*codes, *(module.control for _, module in stored))}
     others = [buffer for buffer in model.buffers() if id(buffer) not in owned]
     biases = [getattr(module, "bias", None) for module in modules]
     counted: set[int] = set()
+    # With 2 bits every vote crosses the only threshold there is, so that none outlives a step.
+    cleared = {id(module.votes) for module in modules if module.shape.vote_bits == 2}
 
     def named(*names: str) -> list[Tensor]:
         found = [t for m in modules for n in names if isinstance(t := getattr(m, n, None), Tensor)]
@@ -138,13 +152,15 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     rows = [
         _row(_TERNARY, named("weight"), trits),
         _row("exponents", named("exponent", "exponent_origin", "bias_exponent")),
-        _row("votes", named("votes", "bias_votes")),
+        _row("votes", [t for t in named("votes", "bias_votes") if id(t) not in cleared]),
         _row("exponent votes", named("exponent_votes", "correlation", "steps")),
         _row(_BIAS, [bias for bias in biases if isinstance(bias, Tensor)]),
-        _row("control words", named("control")),
+        _row("control words", [*named("control"), *(module.control for _, module in stored)]),
         _row(_TRAINABLE, [p for p in parameters if p.requires_grad]),
         _row(_FROZEN, [p for p in parameters if not p.requires_grad]),
     ]
+    if stored:
+        rows.append(_row(_STORED, codes, sum(module.stored_weights for _, module in stored)))
     counted.update(id(bias) for bias in biases if bias is not None)
     rest = others + [b for m in modules for b in m.buffers(recurse=False) if id(b) not in counted]
     float_buffers = _row("float buffers", [b for b in rest if b.is_floating_point()])
@@ -154,6 +170,6 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
         ternary_weights=trits,
         float_parameters=sum(p.numel() for p in parameters),
         float_buffers=float_buffers.elements,
-        working_bytes=sum(module.stats.nbytes for module in modules),
+        working_bytes=sum(tensor.nbytes for module in modules for tensor in module.working_memory()),
         optimizer_bytes=optimizer_state_bytes(optimizer),
     )

@@ -16,11 +16,18 @@ def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_ac
     make the loss spike.
 
     Raises:
-        ValueError: a threshold is outside 1..127.
+        ValueError: a threshold is outside 1..127, or beyond the accumulators of a module (7 for 4 bits, 1 for 2); then
+            nothing is changed.
     """
     for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
         if not 1 <= value <= 127:
             raise ValueError(f"{name} must be in 1..127, got {value}")
+    for name, module in ternary_modules(model):
+        if accum_threshold > module.shape.largest_vote:
+            raise ValueError(
+                f"{name}: accumulators of {module.shape.vote_bits} bits end at {module.shape.largest_vote}, "
+                f"below accum_threshold {accum_threshold}"
+            )
     for _, module in ternary_modules(model):
         module.accum_threshold = accum_threshold
         module.e_accum_threshold = e_accum_threshold

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.ternary.hashing import stream_id
+from arb_ternary.ternary.hashing import HASH_USES, MICRO_BITS, stream_id
+from arb_ternary.ternary.stored import stored_modules
 
 if TYPE_CHECKING:
     from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["MICRO", "SEED", "STEP", "STREAM", "new_control", "seed_votes", "ternary_modules"]
+__all__ = ["MICRO", "SEED", "STEP", "STREAM", "hash_words", "new_control", "seed_votes", "ternary_modules"]
 
 SEED: Final = 0
 STEP: Final = 1
@@ -29,14 +30,23 @@ def new_control() -> Tensor:
     return torch.zeros(4, dtype=torch.int64)
 
 
+def hash_words(control: Tensor) -> tuple[int, int, int]:
+    """``seed, step, stream`` for a kernel's hash: ``step`` counts micro-batches too, a use is added to ``stream``."""
+    seed, step, stream, micro = control.tolist()[:4]
+    return seed, (step << MICRO_BITS) + micro, stream * HASH_USES
+
+
 def seed_votes(model: nn.Module, seed: int) -> None:
     """Give every ternary module of ``model`` the run's seed and the stream of its qualified name.
 
-    Two modules never share a stream unless their names share a CRC-32; a name keeps its stream on every machine.
+    Modules with integer weights of another format get theirs too. Two modules never share a stream unless their names
+    share a CRC-32; a name keeps its stream on every machine.
     """
-    for name, module in ternary_modules(model):
-        module.control[SEED] = seed
-        module.control[STREAM] = stream_id(name)
+    controls = [(name, module.control) for name, module in ternary_modules(model)]
+    controls += [(name, module.control) for name, module in stored_modules(model)]
+    for name, control in controls:
+        control[SEED] = seed
+        control[STREAM] = stream_id(name)
 
 
 def ternary_modules(model: nn.Module) -> list[tuple[str, TernaryModule]]:

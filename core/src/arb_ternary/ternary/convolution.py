@@ -35,6 +35,7 @@ class TernaryConv2d(TernaryLinear):
         gradients: ``float`` or ``int8``.
         exponent_offset: added to the fan-in scaled initial exponent.
         scale_rule: ``residual`` or ``frozen``.
+        vote_bits: of an accumulator: 8, 4 or 2.
         backend: owner of the layout; None takes the current one.
         device: of the buffers.
     """
@@ -54,6 +55,7 @@ class TernaryConv2d(TernaryLinear):
         gradients: str = "float",
         exponent_offset: int = 0,
         scale_rule: ScaleRule = "residual",
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class TernaryConv2d(TernaryLinear):
             gradients=gradients,
             exponent_offset=exponent_offset,
             scale_rule=scale_rule,
+            vote_bits=vote_bits,
             backend=backend,
             device=device,
         )
@@ -107,6 +110,7 @@ class TernaryConv1d(TernaryConv2d):
         gradients: str = "float",
         exponent_offset: int = 0,
         scale_rule: ScaleRule = "residual",
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -123,6 +127,7 @@ class TernaryConv1d(TernaryConv2d):
             gradients=gradients,
             exponent_offset=exponent_offset,
             scale_rule=scale_rule,
+            vote_bits=vote_bits,
             backend=backend,
             device=device,
         )

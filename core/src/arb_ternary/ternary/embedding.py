@@ -27,6 +27,7 @@ class TernaryEmbedding(TernaryModule):
         kappa: strength of the correlation rule.
         exponent_offset: added to the initial exponent, whose fan-in is 1.
         dtype: of the output.
+        vote_bits: of an accumulator: 8, 4 or 2.
         backend: owner of the layout; None takes the current one.
         device: of the buffers.
     """
@@ -44,6 +45,7 @@ class TernaryEmbedding(TernaryModule):
         kappa: float = 4.0,
         exponent_offset: int = 0,
         dtype: torch.dtype = torch.float32,
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -55,6 +57,7 @@ class TernaryEmbedding(TernaryModule):
             exponent_offset=exponent_offset,
             gradients=gradients,
             scale_rule=scale_rule,
+            vote_bits=vote_bits,
             backend=backend,
         )
         self.num_embeddings = num_embeddings

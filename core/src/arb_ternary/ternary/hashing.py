@@ -13,22 +13,54 @@ Definition (all arithmetic modulo 2**32 unless stated):
    ``x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16``.
 
 ``u = (x >> 8) / 2**24``, which float32 holds exactly.
+
+In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``stream`` is ``stream * HASH_USES + use``:
+every use within a step has a stream of its own.
 """
 
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-__all__ = ["counter_hash", "hash_key", "stream_id", "uniform"]
+__all__ = [
+    "HASH_USES",
+    "MICRO_BITS",
+    "USE_DECAY",
+    "USE_EMBEDDING",
+    "USE_EXPONENT_ROUNDING",
+    "USE_GRAD_INPUT",
+    "USE_VOTES",
+    "USE_VOTE_ROUNDING",
+    "counter_hash",
+    "counter_hash_rows",
+    "hash_key",
+    "stream_id",
+    "uniform",
+    "uniform_",
+]
+
+#: Uses of the counter hash within one step of one tensor.
+HASH_USES: Final = 8
+#: int8 rounding of the gradient that becomes ``grad_x``, of a linear's for its votes, of an embedding's for its votes.
+USE_GRAD_INPUT: Final = 0
+USE_VOTES: Final = 1
+USE_EMBEDDING: Final = 2
+#: Rounding of scaled votes, of the votes for exponents, and of what decays from the accumulators.
+USE_VOTE_ROUNDING: Final = 3
+USE_EXPONENT_ROUNDING: Final = 4
+USE_DECAY: Final = 5
+#: Micro-batches of one step that have hashes of their own: ``2**MICRO_BITS``.
+MICRO_BITS: Final = 20
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
 #: Elements hashed at a time, so that the intermediate stays in the second-level cache.
-_CHUNK: Final = 1 << 16
+_CHUNK: Final = 1 << 17
 
 
 def _mix64(value: int) -> int:
@@ -68,13 +100,20 @@ def _finalise_(x: Tensor, scratch: Tensor) -> None:
     x.bitwise_xor_(scratch)
 
 
+@cache
+def _ramp(size: int, device: torch.device) -> Tensor:
+    """``index * 0x9E3779B1`` of a chunk; made once a device."""
+    with torch.inference_mode(False):
+        return torch.arange(size, dtype=torch.int32, device=device).mul_(_signed(0x9E3779B1))
+
+
 def counter_hash(
     count: int, seed: int, step: int, stream: int, *, start: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Hash indices ``start .. start + count - 1``; int32 ``[count]`` with the bits of the unsigned result."""
     out = torch.empty(count, dtype=torch.int32, device=device)
     scratch = torch.empty(min(count, _CHUNK), dtype=torch.int32, device=device)
-    ramp = torch.arange(min(count, _CHUNK), dtype=torch.int32, device=device).mul_(_signed(0x9E3779B1))
+    ramp = _ramp(_CHUNK, out.device)
     position = 0
     while position < count:
         index = start + position
@@ -88,11 +127,42 @@ def counter_hash(
     return out
 
 
+def counter_hash_rows(rows_U: Tensor, columns: int, seed: int, step: int, stream: int) -> Tensor:
+    """Hash the elements of some rows of a matrix: index ``row * columns + column``, int32 ``[U, columns]``.
+
+    Args:
+        rows_U: int64 row numbers.
+        columns: columns of the matrix.
+        seed: of the run.
+        step: as in :func:`counter_hash`.
+        stream: as in :func:`counter_hash`.
+    """
+    first_U = rows_U * columns
+    index_UK = first_U.unsqueeze(1) + torch.arange(columns, device=rows_U.device)
+    if index_UK.numel() == 0:
+        return index_UK.to(torch.int32)
+    # int64 products wrap; their low half is the product modulo 2**32.
+    x = (index_UK * 0x9E3779B1).to(torch.int32)
+    lowest, highest = int(first_U.min()) >> 32, (int(first_U.max()) + columns - 1) >> 32
+    if lowest == highest:
+        x.add_(_signed(hash_key(seed, step, stream, lowest)))
+    else:
+        high_UK = index_UK >> 32
+        for high in torch.unique(high_UK).tolist():
+            x += torch.where(high_UK == high, _signed(hash_key(seed, step, stream, high)), 0).to(torch.int32)
+    _finalise_(x, torch.empty_like(x))
+    return x
+
+
+def uniform_(bits: Tensor) -> Tensor:
+    """Turn int32 hash bits, which are overwritten, into float32 numbers in [0, 1), multiples of 2**-24."""
+    bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+    return bits.to(torch.float32).mul_(2.0**-24)
+
+
 def uniform(shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of 2**-24."""
     count = 1
     for size in shape:
         count *= size
-    bits = counter_hash(count, seed, step, stream, device=device)
-    bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
-    return bits.to(torch.float32).mul_(2.0**-24).view(shape)
+    return uniform_(counter_hash(count, seed, step, stream, device=device)).view(shape)

@@ -27,6 +27,7 @@ class TernaryLinear(TernaryModule):
         gradients: ``float`` or ``int8``; with ``int8`` activations the latter makes all three products exact integers.
         exponent_offset: added to the fan-in scaled initial exponent.
         scale_rule: ``residual`` (exponents learn by votes) or ``frozen``.
+        vote_bits: of an accumulator: 8, 4 or 2.
         backend: owner of the layout; None takes the current one.
         device: of the buffers.
     """
@@ -42,6 +43,7 @@ class TernaryLinear(TernaryModule):
         gradients: str = "float",
         exponent_offset: int = 0,
         scale_rule: ScaleRule = "residual",
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -55,6 +57,7 @@ class TernaryLinear(TernaryModule):
             exponent_offset=exponent_offset,
             gradients=gradients,
             scale_rule=scale_rule,
+            vote_bits=vote_bits,
             backend=backend,
         )
         self.in_features = in_features
@@ -80,6 +83,15 @@ class TernaryLinear(TernaryModule):
         if self.bias is not None and self.bias_exponent is not None and self.bias_votes is not None:
             bias = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, self.bias_votes)
         return self.multiply(x, self.activations, bias)
+
+    @torch.no_grad()
+    def apply_bias_votes(self, threshold: int) -> None:
+        """Move the bias one unit where its votes (always int8) have reached ``threshold``, and clear those votes."""
+        if self.bias is None or self.bias_votes is None:
+            return
+        crossed = (self.bias_votes >= threshold).to(torch.int32) - (self.bias_votes <= -threshold).to(torch.int32)
+        self.bias += crossed
+        self.bias_votes.masked_fill_(crossed != 0, 0)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activations={self.activations}, bias={self.bias is not None}"

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from arb_ternary.backends import ops
-from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_votes import EXPONENT_RANGE, stats_size
+from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
+from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
+from arb_ternary.backends.reference_votes import EXPONENT_RANGE
 from arb_ternary.backends.select import current_backend, get_backend
+from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.control import new_control
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
+from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 
 __all__ = ["GROUP_SIZES", "GroupSize", "ScaleRule", "TernaryModule", "initial_trits"]
 
 GroupSize = int | Literal["row"]
-ScaleRule = Literal["residual", "frozen", "correlation"]
 #: Exponent groups along the input features; "row" is one exponent a row.
 GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
 #: Share of a Gaussian that rounds to a non-zero trit: P(|w| > E|w| / 2).
@@ -39,15 +40,14 @@ def fan_in_exponent(fan_in: int) -> int:
     return round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1)))
 
 
-class TernaryModule(nn.Module):
+class TernaryModule(VoteMemory):
     """A ternary weight ``W[n, k] = T[n, k] * 2**E[n, k // G]`` and the integers that it learns by.
 
     Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``, ``exponent_origin`` int8
-    broadcastable to ``[N, J]`` (the exponents at birth, around which the band lies), ``votes`` int8, ``exponent_votes``
-    int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer.
+    broadcastable to ``[N, J]`` (the exponents at birth, around which the band lies), ``votes`` (layout of ``backend``),
+    ``exponent_votes`` int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer.
 
-    ``stats`` is working memory, not state: NaN count and row and column sums of squares of the gradients since the last
-    ``zero_grad``, float32 ``[1 + N + K]``.
+    What it holds within a step only is in :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
 
     Args:
         rows: ``N``.
@@ -57,14 +57,15 @@ class TernaryModule(nn.Module):
         exponent_offset: added to the initial exponent.
         gradients: ``float``, or ``int8`` (stochastically rounded; then votes are exact integers).
         scale_rule: how the exponents learn.
+        vote_bits: of an accumulator: 8, 4 or 2; fewer than 8 need a backend with the capability ``narrow_votes``.
         backend: owner of the layout; None takes the current one.
 
     Raises:
         ValueError: an argument is outside its range.
+        EnvironmentProblem: the backend does not serve ``vote_bits``.
     """
 
     weight: Tensor
-    stats: Tensor
     exponent: Tensor
     exponent_origin: Tensor
     votes: Tensor
@@ -84,6 +85,7 @@ class TernaryModule(nn.Module):
         exponent_offset: int = 0,
         gradients: str = "float",
         scale_rule: ScaleRule = "residual",
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -96,17 +98,20 @@ class TernaryModule(nn.Module):
             raise ValueError(f"gradients must be 'float' or 'int8', got {gradients!r}")
         if scale_rule not in self.scale_rules:
             raise ValueError(f"scale_rule must be one of {self.scale_rules}, got {scale_rule!r}")
+        if vote_bits not in VOTE_BITS:
+            raise ValueError(f"vote_bits must be one of {VOTE_BITS}, got {vote_bits!r}")
         self.backend = current_backend() if backend is None else backend
         get_backend(self.backend)
+        check_vote_bits(self.backend, vote_bits)
         self.group_size = group_size
-        self.shape = WeightShape(rows, columns, max(columns, 1) if group_size == "row" else int(group_size))
+        group = max(columns, 1) if group_size == "row" else int(group_size)
+        self.allocate(WeightShape(rows, columns, group, vote_bits))
         self.gradients = gradients
         self.scale_rule: ScaleRule = scale_rule
         self.frozen = False
-        self.accum_threshold = 32
+        self.accum_threshold = min(32, self.shape.largest_vote)
         self.e_accum_threshold = 32
         self.anchor = torch.empty(0, requires_grad=True)
-        self.stats = torch.zeros(stats_size(self.shape))
 
         exponent = fan_in_exponent(fan_in) + exponent_offset
         if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
@@ -117,7 +122,7 @@ class TernaryModule(nn.Module):
         self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
         self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
         no_votes = torch.zeros(rows, columns, dtype=torch.int8)
-        self.register_buffer("votes", kernel(self.backend, "pack_votes")(no_votes))
+        self.register_buffer("votes", pack_votes(self.backend, no_votes, vote_bits))
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
         if device is not None:
@@ -131,7 +136,7 @@ class TernaryModule(nn.Module):
         return trits
 
     def logical_votes(self) -> Tensor:
-        """The accumulators as int8 ``[N, K]``, whatever the backend's layout."""
+        """The accumulators as int8 ``[N, K]``, whatever their bits and the backend's layout."""
         votes: Tensor = kernel(self.backend, "unpack_votes")(self.votes, self.shape)
         return votes
 
@@ -147,7 +152,7 @@ class TernaryModule(nn.Module):
         Args:
             trits: int8 ``[N, K]`` in {-1, 0, 1}.
             exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None keeps the exponents.
-            votes: int8 ``[N, K]``, the initial accumulators.
+            votes: int8 ``[N, K]``, the initial accumulators; within -7..7 for 4 bits, -1..1 for 2.
 
         Raises:
             ValueError: wrong dtype, shape or range; nothing is then changed.
@@ -158,6 +163,8 @@ class TernaryModule(nn.Module):
                 raise ValueError(f"{name} must be int8 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
         if trits.numel() and int(trits.abs().amax()) > 1:
             raise ValueError("trits must be -1, 0 or 1")
+        if votes is not None:
+            self._check_votes(votes)
         if exponent is not None:
             if exponent.dtype != torch.int8 or exponent.shape != self.exponent.shape:
                 raise ValueError(f"exponent must be int8 {tuple(self.exponent.shape)}, got {tuple(exponent.shape)}")
@@ -170,7 +177,7 @@ class TernaryModule(nn.Module):
         device = self.weight.device
         self.weight.copy_(kernel(self.backend, "pack")(trits.to(device)))
         accumulators = torch.zeros_like(trits) if votes is None else votes
-        self.votes.copy_(kernel(self.backend, "pack_votes")(accumulators.to(device)))
+        self.votes.copy_(pack_votes(self.backend, accumulators.to(device), self.shape.vote_bits))
         self.exponent_votes.zero_()
 
     @torch.no_grad()
@@ -179,15 +186,26 @@ class TernaryModule(nn.Module):
         if name == self.backend:
             return
         get_backend(name)
+        check_vote_bits(name, self.shape.vote_bits)
         trits, votes = self.trits(), self.logical_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
-        self.votes = kernel(name, "pack_votes")(votes)
+        self.votes = pack_votes(name, votes, self.shape.vote_bits)
+
+    def _check_votes(self, votes: Tensor) -> None:
+        low, high = self.shape.smallest_vote, self.shape.largest_vote
+        if votes.numel() and not low <= int(votes.amin()) <= int(votes.amax()) <= high:
+            raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
 
     # --- learning ---
 
     def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
-        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts the votes."""
+        """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts the votes.
+
+        Under autocast ``x`` is taken in autocast's dtype, as ``torch.nn.functional.linear`` does.
+        """
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         y_MN, _, _ = ops.linear(
             x.reshape(-1, self.shape.in_features),
             self.vote_anchor(),
@@ -197,10 +215,14 @@ class TernaryModule(nn.Module):
             self.votes,
             self.voting_exponents(),
             self.stats,
+            self.magnitudes,
+            self.vote_scale,
+            self.vote_limits,
             self.control,
             self.shape.out_features,
             self.shape.in_features,
             self.shape.group_size,
+            self.shape.vote_bits,
             activations,
             self.gradients,
             self.backend,
@@ -222,10 +244,14 @@ class TernaryModule(nn.Module):
             correlation,
             steps,
             self.stats,
+            self.magnitudes,
+            self.vote_scale,
+            self.vote_limits,
             self.control,
             self.shape.out_features,
             self.shape.in_features,
             self.shape.group_size,
+            self.shape.vote_bits,
             dtype,
             self.gradients,
             self.backend,
@@ -240,26 +266,13 @@ class TernaryModule(nn.Module):
         """The accumulators of the exponents, or None when the exponents do not learn by residual votes."""
         return self.exponent_votes if self.scale_rule == "residual" else None
 
-    def clear_stats(self) -> None:
-        """Zero the working statistics."""
-        self.stats.zero_()
-
-    def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
-        return self.stats[1 : 1 + self.shape.out_features].sum()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> TernaryModule:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Working memory follows the buffers to their device, but not to another dtype.
-        self.stats = self.stats.to(self.weight.device)
-        return self
-
     # --- state dicts hold the at-rest form ---
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = encode_at_rest(self.trits())
-        destination[prefix + "votes"] = self.logical_votes()
+        votes = self.logical_votes()
+        destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
 
     def _load_from_state_dict(
         self,
@@ -278,8 +291,11 @@ class TernaryModule(nn.Module):
             if trits.shape[0] == self.shape.out_features:
                 converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
         expected = (self.shape.out_features, self.shape.in_features)
-        if votes in converted and tuple(converted[votes].shape) == expected:
-            converted[votes] = kernel(self.backend, "pack_votes")(converted[votes].to(self.votes.device))
+        if votes in converted:
+            logical = self._votes_from_rest(converted[votes], votes)
+            if tuple(logical.shape) == expected:
+                logical = logical.to(self.votes.device)
+                converted[votes] = pack_votes(self.backend, logical, self.shape.vote_bits)
         origin = converted.get(prefix + "exponent_origin")
         if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
             self.exponent_origin = self.exponent_origin.new_empty(origin.shape)
@@ -287,8 +303,28 @@ class TernaryModule(nn.Module):
             converted, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
+    def _votes_from_rest(self, saved: Tensor, name: str) -> Tensor:
+        """The accumulators of a state dict as int8.
+
+        Raises:
+            CheckpointError: they were saved with other bits.
+        """
+        bits = self.shape.vote_bits
+        if bits == 2:
+            return decode_at_rest(saved, self.shape.in_features, name)
+        if saved.dtype != torch.int8:
+            raise CheckpointError(f"{name}: accumulators of {bits} bits are int8 at rest, got {saved.dtype}")
+        try:
+            self._check_votes(saved)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{name}: {error}", "load it into a model with the vote_bits that wrote it"
+            ) from error
+        return saved
+
     def extra_repr(self) -> str:
+        bits = "" if self.shape.vote_bits == 8 else f", vote_bits={self.shape.vote_bits}"
         return (
             f"{self.shape.out_features}x{self.shape.in_features}, group_size={self.group_size!r}, "
-            f"gradients={self.gradients}, backend={self.backend}"
+            f"gradients={self.gradients}, backend={self.backend}{bits}"
         )

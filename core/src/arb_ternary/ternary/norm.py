@@ -23,6 +23,7 @@ class TernaryRMSNorm(TernaryModule):
         group_size: features that share an exponent.
         gradients: ``float`` or ``int8``.
         scale_rule: ``residual`` or ``frozen``.
+        vote_bits: of an accumulator: 8, 4 or 2.
         backend: owner of the layout; None takes the current one.
         device: of the buffers.
     """
@@ -36,11 +37,19 @@ class TernaryRMSNorm(TernaryModule):
         group_size: GroupSize = 32,
         gradients: str = "float",
         scale_rule: ScaleRule = "residual",
+        vote_bits: int = 8,
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(
-            1, features, group_size=group_size, fan_in=1, gradients=gradients, scale_rule=scale_rule, backend=backend
+            1,
+            features,
+            group_size=group_size,
+            fan_in=1,
+            gradients=gradients,
+            scale_rule=scale_rule,
+            vote_bits=vote_bits,
+            backend=backend,
         )
         self.features = features
         self.eps = eps

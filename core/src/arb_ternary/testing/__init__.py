@@ -58,7 +58,8 @@ def _explain_assertions() -> None:
     """Let pytest rewrite the suites' assertions, so that a failure shows the values. Before they are imported."""
     import pytest
 
-    parts = ("backend_case", "backend_layout", "backend_products", "backend_votes")
+    backend = ("case", "layout", "products", "votes", "scaled_votes", "narrow_votes")
+    parts = [f"backend_{part}" for part in backend]
     suites = ("component", "masking", "optimizer", "phase")
     pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in (*parts, *suites)))
 

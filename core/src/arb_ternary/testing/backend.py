@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from arb_ternary.testing.backend_layout import LayoutTests
+from arb_ternary.testing.backend_narrow_votes import NarrowVoteTests
 from arb_ternary.testing.backend_products import ProductTests
+from arb_ternary.testing.backend_scaled_votes import ScaledVoteTests
 from arb_ternary.testing.backend_votes import VoteTests
 
 __all__ = ["BackendSuite"]
 
 
-class BackendSuite(LayoutTests, ProductTests, VoteTests):
+class BackendSuite(LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests):
     """Everything that a :class:`~arb_ternary.backends.protocol.KernelBackend` has to do.
 
     Subclass it in a class whose name starts with ``Test`` and set ``component`` to the registered name (or override

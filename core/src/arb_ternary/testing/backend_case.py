@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary.backends import reference
+from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
 
 __all__ = ["GROUP_SIZES", "SHAPES", "Array", "BackendCase", "Weight", "examples", "float32"]
 
@@ -120,29 +121,41 @@ class BackendCase:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
     def weight(
-        self, seed: int, rows: int, columns: int, group_size: int, exponents: tuple[int, int] = (-6, -2)
+        self,
+        seed: int,
+        rows: int,
+        columns: int,
+        group_size: int,
+        exponents: tuple[int, int] = (-6, -2),
+        vote_bits: int = 8,
     ) -> Weight:
         """A random weight with exponents from ``exponents[0]`` to ``exponents[1]``; ``group_size`` 0: one a row."""
         rng = np.random.default_rng(seed)
         shape = WeightShape(rows, columns, group_size or columns)
         exponent = rng.integers(exponents[0], exponents[1] + 1, (rows, shape.groups)).astype(np.int8)
-        return self.weight_of(rng.integers(-1, 2, (rows, columns)).astype(np.int8), exponent, shape.group_size)
+        trits = rng.integers(-1, 2, (rows, columns)).astype(np.int8)
+        return self.weight_of(trits, exponent, shape.group_size, vote_bits)
 
-    def weight_of(self, trits: Array, exponent: Array, group_size: int) -> Weight:
-        """The weight with these trits and exponents."""
-        shape = WeightShape(trits.shape[0], trits.shape[1], group_size)
+    def weight_of(self, trits: Array, exponent: Array, group_size: int, vote_bits: int = 8) -> Weight:
+        """The weight with these trits and exponents; the test is skipped where the backend lacks the bits of votes."""
+        if vote_bits != 8 and NARROW_VOTES not in self.backend.capabilities:
+            pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_VOTES}")
+        shape = WeightShape(trits.shape[0], trits.shape[1], group_size, vote_bits)
         return Weight(trits, exponent, shape, self.run("pack", self.tensor(trits)), self.tensor(exponent))
 
-    def votes_in(self, votes_NK: Array) -> Tensor:
-        """Votes in the backend's layout."""
-        votes = self.tensor(votes_NK)
-        return self.run("pack_votes", votes) if "pack_votes" in self.backend.kernels else votes
+    def votes_in(self, votes_NK: Array, vote_bits: int = 8) -> Tensor:
+        """Votes in the backend's layout; where it leaves that to the reference, in the reference's."""
+        bits = () if vote_bits == 8 else (vote_bits,)
+        pack = self.backend.kernels.get("pack_votes", reference.pack_votes)
+        packed = pack(self.tensor(votes_NK), *bits)
+        assert isinstance(packed, Tensor)
+        return packed
 
     def votes_out(self, votes: Tensor, shape: WeightShape) -> Array:
         """Votes in the backend's layout to ``[N, K]``."""
-        if "unpack_votes" in self.backend.kernels:
-            votes = self.run("unpack_votes", votes, shape)
-        return self.array(votes).reshape(shape.out_features, shape.in_features)
+        unpacked = self.backend.kernels.get("unpack_votes", reference.unpack_votes)(votes, shape)
+        assert isinstance(unpacked, Tensor)
+        return self.array(unpacked).reshape(shape.out_features, shape.in_features)
 
     def trits_out(self, packed: Tensor, shape: WeightShape) -> Array:
         """A packed weight to ``[N, K]``."""

@@ -15,6 +15,7 @@ __all__ = [
     "apply_exponent_votes",
     "apply_votes",
     "cast_votes",
+    "counter_hash_bits",
     "counter_hash_uniform",
     "dense_weight",
     "dot_product_bound",
@@ -125,18 +126,27 @@ def group_score(values_NK: Array, group_size: int) -> Array:
     return out
 
 
-def _saturate(values: Array) -> Array:
-    return np.clip(values, -128, 127).astype(np.int8)
+#: Where accumulators of 8, 4 and 2 bits saturate under sign votes.
+VOTE_RANGES = {8: (-128, 127), 4: (-7, 7), 2: (-1, 1)}
+
+
+def _saturate(values: Array, bits: int = 8) -> Array:
+    return np.clip(values, *VOTE_RANGES[bits]).astype(np.int8)
 
 
 def cast_votes(
-    gradient_NK: Array, trits_NK: Array, votes_NK: Array, exponent_votes_NJ: Array, group_size: int
+    gradient_NK: Array,
+    trits_NK: Array,
+    votes_NK: Array,
+    exponent_votes_NJ: Array,
+    group_size: int,
+    vote_bits: int = 8,
 ) -> tuple[Array, Array]:
-    """``A = sat8(A - s)`` and ``B = sat8(B - sign(sum of s * T))`` for ``s = sign(g)``, NaN counting as 0."""
+    """``A = sat(A - s)`` and ``B = sat8(B - sign(sum of s * T))`` for ``s = sign(g)``, NaN counting as 0."""
     s_NK = np.sign(np.nan_to_num(gradient_NK.astype(np.float64), nan=0.0)).astype(np.int64)
     score_NJ = group_score(s_NK * trits_NK, group_size)
     return (
-        _saturate(votes_NK.astype(np.int64) - s_NK),
+        _saturate(votes_NK.astype(np.int64) - s_NK, vote_bits),
         _saturate(exponent_votes_NJ.astype(np.int64) - np.sign(score_NJ)),
     )
 
@@ -189,8 +199,8 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def counter_hash_uniform(index: int, seed: int, step: int, stream: int) -> float:
-    """``u`` in [0, 1) of one element by the counter hash: splitmix64 folds the key, lowbias32 finalises."""
+def counter_hash_bits(index: int, seed: int, step: int, stream: int) -> int:
+    """The counter hash of one element, 32 bits: splitmix64 folds the key, lowbias32 finalises."""
     folded = 0
     for word in (seed, step, stream, index >> 32):
         folded = _mix64(((folded ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64)
@@ -198,8 +208,12 @@ def counter_hash_uniform(index: int, seed: int, step: int, stream: int) -> float
     x = ((index & _MASK32) * 0x9E3779B1 + key) & _MASK32
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK32
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK32
-    x ^= x >> 16
-    return (x >> 8) / 2.0**24
+    return x ^ (x >> 16)
+
+
+def counter_hash_uniform(index: int, seed: int, step: int, stream: int) -> float:
+    """``u`` in [0, 1) of one element by the counter hash."""
+    return (counter_hash_bits(index, seed, step, stream) >> 8) / 2.0**24
 
 
 def quantize_gradient(grad_MN: Array, seed: int, step: int, stream: int) -> tuple[Array, float]:

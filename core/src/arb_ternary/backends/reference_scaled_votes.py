@@ -1,0 +1,389 @@
+"""Scaled votes in the torch backend: gradients normalised by row and column, rounded stochastically, and carried.
+
+A vote is ``v = floor(clip(g * r * c) + u)`` with a factor a row, a factor a column and ``u`` from the counter hash; in
+integer mode the factors are powers of two and the vote is a stochastic right shift of an integer gradient. As with sign
+votes the accumulators lose ``v``: a positive gradient moves a trit towards -1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.layout import pack_trits, unpack_trits
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.reference_votes import (
+    clear_,
+    crossings,
+    gradient_tiles,
+    group_score,
+    has_crossings,
+    row_tiles,
+    summed_rows,
+)
+from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
+from arb_ternary.ternary.hashing import (
+    USE_DECAY,
+    USE_EXPONENT_ROUNDING,
+    USE_VOTE_ROUNDING,
+    counter_hash,
+    counter_hash_rows,
+    uniform_,
+)
+
+__all__ = ["MAX_VOTE_LIMIT", "apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
+
+#: ``vote_limit`` counts in 256ths of a vote; no vote is larger than a full accumulator.
+MAX_VOTE_LIMIT: Final = 127 * 256
+#: Largest right and left shift of a gradient in integer mode.
+_MAX_SHIFT: Final = 31
+_MAX_LEFT_SHIFT: Final = 16
+#: Elements whose 64-bit intermediates are held at a time, so that they stay in the cache.
+_SHIFTED: Final = 1 << 15
+
+
+def _power(scale: Tensor) -> int:
+    """``e`` of a scale that is ``2**e``."""
+    return int(torch.frexp(scale.cpu()).exponent) - 1
+
+
+def _float_votes_(g_nK: Tensor, row_n: Tensor, column_K: Tensor, sizes_n: Tensor, limit: int, bits: Tensor) -> Tensor:
+    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in place of ``g``.
+
+    Args:
+        g_nK: float32, finite.
+        row_n: float32 factors.
+        column_K: float32 factors.
+        sizes_n: bounds on ``|g|`` of each row; with them, factors that cannot make a NaN are told from those that can.
+        limit: ``vote_limit``.
+        bits: int32 ``[n, K]`` of the counter hash; overwritten.
+    """
+    v = g_nK.mul_(row_n.unsqueeze(1)).mul_(column_K)
+    if not bool(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(column_K).all()):
+        v.nan_to_num_(0.0, torch.inf, -torch.inf)
+    return v.clamp_(-limit / 256, limit / 256).add_(uniform_(bits)).floor_()
+
+
+def _integer_votes(g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: int, limit: int, bits: Tensor) -> Tensor:
+    """The vote as a stochastic shift to the right by ``row + column - power``: int32 ``[n, K]``.
+
+    Args:
+        g_nK: int32 or int64.
+        row_n: int32 shifts.
+        column_K: int32 shifts.
+        power: the gradient's unit is ``2**power``.
+        limit: ``vote_limit``.
+        bits: int32 ``[n, K]`` of the counter hash.
+    """
+    votes = torch.empty_like(g_nK, dtype=torch.int32)
+    offset_K = column_K.to(torch.int64) - power
+    rows = max(1, _SHIFTED // max(1, g_nK.shape[1]))
+    for start in range(0, g_nK.shape[0], rows):
+        some = slice(start, start + rows)
+        shift = row_n[some].to(torch.int64).unsqueeze(1) + offset_K
+        right = shift.clamp(0, _MAX_SHIFT)
+        g = g_nK[some].to(torch.int64) << shift.neg_().clamp_(0, _MAX_LEFT_SHIFT)
+        bound = (limit << right) >> 8
+        noise = bits[some] & ((1 << right) - 1)
+        votes[some] = g.clamp_(-bound, bound).add_(noise) >> right
+    return votes
+
+
+class _Rule:
+    """What one call of a kernel knows about the votes that it casts."""
+
+    def __init__(
+        self, scale: Tensor | None, vote_scale: Tensor, vote_limit: int, exponent_shift: int, shape: WeightShape
+    ) -> None:
+        self.scale = scale
+        self.shifts = vote_scale.dtype == torch.int32
+        self.power = _power(scale) if self.shifts and scale is not None else 0
+        self.column_K = vote_scale[shape.out_features :]
+        self.limit = vote_limit
+        self.exponent_shift = exponent_shift
+        self.shape = shape
+
+    def votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
+        """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
+        if self.shifts:
+            return _integer_votes(g_nK, row_n, self.column_K, self.power, self.limit, bits)
+        if not g_nK.is_floating_point() and self.scale is not None:
+            g_nK = g_nK.to(torch.float32).mul_(self.scale)
+            sizes_n = sizes_n * self.scale
+        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limit, bits)
+
+    def cast_(
+        self, v_nK: Tensor, packed: Tensor, votes_nK: Tensor, exponents: Tensor | None, bits: Tensor | None
+    ) -> None:
+        """Subtract votes, which are overwritten, from int8 accumulators, and their scores from the exponents'."""
+        if exponents is not None and bits is not None:
+            score = group_score(v_nK.to(torch.int8) * unpack_trits(packed, self.shape.in_features), self.shape)
+            noise = bits & ((1 << self.exponent_shift) - 1)
+            moved = (score.to(torch.int64) + noise) >> self.exponent_shift
+            exponents.copy_((exponents - moved).clamp_(-127, 127))
+        largest = self.shape.largest_vote
+        votes_nK.copy_(torch.sub(votes_nK, v_nK, out=v_nK).clamp_(-largest, largest))
+
+
+def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums of ``|g|`` by row and by column (float32, or int64 of integers), and of ``g**2`` in float32."""
+    size = g_nK.abs()
+    kind = torch.float32 if size.is_floating_point() else torch.int64
+    rows, columns = size.sum(dim=1, dtype=kind), size.sum(dim=0, dtype=kind)
+    squares = size.to(torch.float32).square_()
+    return rows, columns, squares.sum(dim=1), squares.sum(dim=0)
+
+
+def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Gradient rows, in float32 if they are float, with NaN replaced by 0 and counted; and their :func:`_measure`."""
+    if not g_nK.is_floating_point():
+        return g_nK, _measure(g_nK)
+    g = g_nK.to(torch.float32)
+    measured = _measure(g)
+    if not bool(torch.isfinite(measured[0]).all()):
+        stats[0] += torch.isnan(g).sum()
+        g = g.nan_to_num(0.0)
+        measured = _measure(g)
+    return g, measured
+
+
+def _in_units(sums: Tensor, scale: Tensor | None) -> Tensor:
+    """Sums of ``|g|`` in float32: of integers rounded once, then times the scale."""
+    return sums if scale is None else sums.to(torch.float32).mul_(scale)
+
+
+def cast_scaled_votes(
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    vote_limit: int,
+    exponent_shift: int,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> None:
+    """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w, -127, 127)``.
+
+    With ``g = grad_y.T @ x``, ``L = vote_limit / 256``, ``i = n * K + k`` and ``h`` the hash of ``i`` in the stream
+    ``stream + USE_VOTE_ROUNDING``:
+
+    * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + (h >> 8) * 2**-24)`` in float32; a product that is
+      NaN counts as 0. An integer ``g`` is first converted and multiplied by ``scale``.
+    * integer mode: ``s = row[n] + column[k] - log2(scale)``. For ``s >= 0``: ``s = min(s, 31)``,
+      ``b = (vote_limit << s) >> 8``, ``v = (clip(g, -b, b) + (h & (2**s - 1))) >> s``. For ``s < 0``:
+      ``v = clip(g << min(-s, 16), -(vote_limit >> 8), vote_limit >> 8)``.
+
+    ``w[n, j] = (score + (h' & (2**exponent_shift - 1))) >> exponent_shift`` with ``score`` the sum over the group of
+    ``v * T`` and ``h'`` the hash of ``n * J + j`` in the stream ``stream + USE_EXPONENT_ROUNDING``. ``R`` is 127, 7 or
+    1 for votes of 8, 4 or 2 bits. Mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``.
+
+    Args:
+        grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
+        x_MK: float activations, or int8; both int8 selects the exact integer product.
+        scale: float32 scalar, the power of two of an int8 gradient.
+        packed: weight in the backend's layout.
+        votes: the backend's layout.
+        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
+        stats: float32 ``[1 + N + K]``: NaN gradients, row and column sums of squares of the gradient are added.
+        magnitudes: float32 ``[N + K]``: row and column sums of ``|g|`` are added. The sums of an integer gradient are
+            exact over the whole matrix, rounded once to float32 and multiplied by ``scale``.
+        vote_scale: ``[N + K]``, rows then columns: float32 factors (float mode), or int32 shifts (integer mode, which
+            needs int8 ``grad_MN`` and ``x_MK``).
+        vote_limit: largest vote in 256ths, 1..32512.
+        exponent_shift: 0..31.
+        seed: of the run.
+        step: ``(optimizer steps << 20) + micro-batch``.
+        stream: ``8 * stream`` of the tensor; uses are added here.
+        shape: logical shape of the weight.
+    """
+    rows, columns = shape.out_features, shape.in_features
+    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, shape)
+    if rule.shifts and (scale is None or grad_MN.dtype != torch.int8):
+        raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    square = scale.square() if scale is not None else 1.0
+    stored = stored_rows(votes, shape)
+    row_sizes, column_sizes = magnitudes[:rows], magnitudes[rows:]
+    row_squares, column_squares = stats[1 : 1 + rows], stats[1 + rows :]
+    total_K: Tensor | None = None
+    for tile, product in gradient_tiles(grad_MN, x_MK, shape):
+        g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(product, stats)
+        row_sizes[tile] += _in_units(sizes_n, scale)
+        row_squares[tile] += squares_n.mul_(square)
+        column_squares += squares_K.mul_(square)
+        total_K = sizes_K if total_K is None else total_K.add_(sizes_K)
+        held = tile.stop - tile.start
+        bits = counter_hash(
+            held * columns, seed, step, stream + USE_VOTE_ROUNDING, start=tile.start * columns, device=g_nK.device
+        )
+        exponents = exponent_bits = None
+        if exponent_votes is not None:
+            exponents = exponent_votes[tile]
+            exponent_bits = counter_hash(
+                held * shape.groups,
+                seed,
+                step,
+                stream + USE_EXPONENT_ROUNDING,
+                start=tile.start * shape.groups,
+                device=g_nK.device,
+            ).view(held, shape.groups)
+        v_nK = rule.votes(g_nK, vote_scale[:rows][tile], sizes_n, bits.view(held, columns))
+        rows_votes = open_votes(stored[tile], shape)
+        rule.cast_(v_nK, packed[tile], rows_votes, exponents, exponent_bits)
+        write_votes_(stored[tile], rows_votes, shape)
+    if total_K is not None:
+        column_sizes += _in_units(total_K, scale)
+
+
+def embedding_scaled_votes(
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    vote_limit: int,
+    exponent_shift: int,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> None:
+    """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
+
+    The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add nothing to ``stats`` and
+    ``magnitudes``. The hash takes the index in the whole table. Mutates ``votes``, ``exponent_votes``, ``stats`` and
+    ``magnitudes``.
+
+    Args:
+        ids_M: int64 row of each gradient row.
+        grad_MK: float, or int8 with ``scale`` (then summed exactly).
+        scale: float32 scalar, the power of two of an int8 gradient.
+        packed: weight in the backend's layout.
+        votes: the backend's layout.
+        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
+        stats: as in :func:`cast_scaled_votes`.
+        magnitudes: likewise.
+        vote_scale: likewise; int32 needs an int8 gradient.
+        vote_limit: likewise.
+        exponent_shift: likewise.
+        seed: likewise.
+        step: likewise.
+        stream: likewise.
+        shape: logical shape of the weight.
+    """
+    if ids_M.numel() == 0:
+        return
+    rows = shape.out_features
+    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, shape)
+    if rule.shifts and (scale is None or grad_MK.dtype != torch.int8):
+        raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    square = scale.square() if scale is not None else 1.0
+    rows_U, summed_UK = summed_rows(ids_M, grad_MK)
+    g_UK, (sizes_U, sizes_K, squares_U, squares_K) = _examine(summed_UK, stats)
+    stats[1 : 1 + rows].index_add_(0, rows_U, squares_U.mul_(square))
+    stats[1 + rows :] += squares_K.mul_(square)
+    magnitudes[:rows].index_add_(0, rows_U, _in_units(sizes_U, scale))
+    magnitudes[rows:] += _in_units(sizes_K, scale)
+
+    bits = counter_hash_rows(rows_U, shape.in_features, seed, step, stream + USE_VOTE_ROUNDING)
+    v_UK = rule.votes(g_UK, vote_scale[:rows].index_select(0, rows_U), sizes_U, bits)
+    exponents_UJ = exponent_bits = None
+    if exponent_votes is not None:
+        exponents_UJ = exponent_votes.index_select(0, rows_U)
+        exponent_bits = counter_hash_rows(rows_U, shape.groups, seed, step, stream + USE_EXPONENT_ROUNDING)
+    stored = stored_rows(votes, shape)
+    stored_U = stored.index_select(0, rows_U)
+    votes_UK = open_votes(stored_U, shape)
+    rule.cast_(v_UK, packed.index_select(0, rows_U), votes_UK, exponents_UJ, exponent_bits)
+    write_votes_(stored_U, votes_UK, shape)
+    stored.index_copy_(0, rows_U, stored_U)
+    if exponent_votes is not None and exponents_UJ is not None:
+        exponent_votes.index_copy_(0, rows_U, exponents_UJ)
+
+
+def _flip_(packed: Tensor, votes_nK: Tensor, threshold: int, carry: bool, shape: WeightShape) -> Tensor:
+    """Turn the crossings of some rows into flips; returns how many trits moved."""
+    crossed = crossings(votes_nK, threshold)
+    before = unpack_trits(packed, shape.in_features)
+    after = (before + crossed).clamp_(-1, 1)
+    moved = after - before
+    packed.copy_(pack_trits(after))
+    if carry:
+        # A crossing that moves its trit is worth theta votes; at the rail the accumulator goes back to half a cell.
+        stuck = crossed - moved
+        votes_nK.sub_(moved * threshold)
+        clear_(votes_nK, stuck)
+        votes_nK.add_(stuck * (threshold // 2))
+    else:
+        clear_(votes_nK, crossed)
+    return torch.count_nonzero(moved)
+
+
+def _decay_(votes_nK: Tensor, decay: int, bits: Tensor) -> None:
+    """``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16``."""
+    wide = votes_nK.to(torch.int32)
+    loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
+    votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))
+
+
+def apply_scaled_votes(
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    decay: int,
+    carry: bool,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> Tensor:
+    """Flips: ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``; then accumulators, then their decay.
+
+    Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and
+    ``A = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share, stochastically
+    rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``n * K + k`` in the stream
+    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``packed`` and ``votes``.
+
+    Args:
+        packed: weight in the backend's layout.
+        votes: the backend's layout.
+        threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.
+        decay: share of an accumulator in units of 2**-16, 0..65536.
+        carry: whether the rest beyond the threshold is kept.
+        seed: of the run.
+        step: as in :func:`cast_scaled_votes`; for instance with the number of micro-batches cast.
+        stream: as in :func:`cast_scaled_votes`.
+        shape: logical shape of the weight.
+
+    Returns:
+        int64 scalar: trits that changed.
+    """
+    flips = torch.zeros((), dtype=torch.int64, device=packed.device)
+    stored = stored_rows(votes, shape)
+    columns = shape.in_features
+    if stored.numel() == 0:
+        return flips
+    for tile in row_tiles(shape):
+        votes_nK = open_votes(stored[tile], shape)
+        crosses = has_crossings(votes_nK, threshold)
+        if crosses:
+            flips += _flip_(packed[tile], votes_nK, threshold, carry, shape)
+        if decay:
+            start = tile.start * columns
+            bits = counter_hash(votes_nK.numel(), seed, step, stream + USE_DECAY, start=start, device=votes_nK.device)
+            _decay_(votes_nK, decay, bits.view_as(votes_nK))
+        if crosses or decay:
+            write_votes_(stored[tile], votes_nK, shape)
+    return flips

@@ -1,0 +1,116 @@
+"""Running magnitudes of a gradient by row and by column, as fixed-point logarithms, and the scales that votes get.
+
+The normaliser of element ``g[n, k]`` is ``r_n * c_k / m``, with ``r_n`` the mean of ``|g|`` over row ``n``, ``c_k``
+that over column ``k`` and ``m`` the mean of all: the factored estimate of Adafactor (Shazeer and Stern, 2018), of first
+absolute instead of second moments. A sum of absolute integers is an exact integer of at most 44 bits, which a sum of
+squares is not; on the same gradients both train equally well.
+
+State is int16, in units of 1/256 of a factor of two. The logarithm of a float32 is read off its bits (Mitchell, 1962):
+``log2(2**e * (1 + f)) ~ e + f``, at most 0.086 too small. With ``l`` the logarithm of this step's mean and ``b`` the
+weight of a step in units of 2**-16::
+
+    L = L + ((l - L) * b + 2**15 >> 16)
+
+Rows or columns without a gradient keep their value. Everything is integer arithmetic, the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["FRACTION", "Magnitudes", "mitchell_log2"]
+
+#: Units a factor of two.
+FRACTION: Final = 256
+#: ``E|x| / sqrt(E x**2)`` of a Gaussian: what turns a mean of absolute values into a standard deviation.
+_GAUSSIAN: Final = math.sqrt(2.0 / math.pi)
+#: Largest right shift of an integer gradient.
+_MAX_SHIFT: Final = 63
+
+
+def mitchell_log2(x: Tensor) -> Tensor:
+    """``log2(x)`` of positive normal float32 numbers in units of 1/256, int32, read off their bits."""
+    return (x.contiguous().view(torch.int32) - 0x3F800000) >> 15
+
+
+class Magnitudes:
+    """The running logarithms of one weight ``[N, K]``.
+
+    Args:
+        rows: ``N``.
+        columns: ``K``.
+        device: of the state.
+
+    Attributes:
+        row: int16 ``[N]``.
+        column: int16 ``[K]``.
+        steps: updates seen.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
+        self.row = torch.zeros(rows, dtype=torch.int16, device=device)
+        self.column = torch.zeros(columns, dtype=torch.int16, device=device)
+        self.steps = 0
+
+    def update(self, sums: Tensor, weight: float) -> None:
+        """Take in one step.
+
+        Args:
+            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column.
+            weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
+        """
+        rows, columns = self.row.numel(), self.column.numel()
+        if not bool(torch.isfinite(sums).all()):
+            sums = sums.nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
+        self.steps += 1
+        share = round(65536 * max(weight, 1.0 / self.steps))
+        for state, part, count in ((self.row, sums[:rows], columns), (self.column, sums[rows:], rows)):
+            seen = part >= torch.finfo(torch.float32).tiny
+            now = mitchell_log2(part) - round(FRACTION * math.log2(max(count, 1)))
+            old = state.to(torch.int32)
+            new = (old + (((now - old) * share + (1 << 15)) >> 16)).clamp_(-(2**15), 2**15 - 1)
+            state.copy_(torch.where(seen, new, old).to(torch.int16))
+
+    def _relative_rows(self) -> Tensor:
+        """``log2(r_n / m)`` with the mean of logarithms for ``m``; int32 ``[N]``."""
+        row = self.row.to(torch.int64)
+        return (row - int(row.sum()) // max(row.numel(), 1)).to(torch.int32)
+
+    def factors(self, quanta: float) -> Tensor:
+        """Float32 ``[N + K]``: ``g * row * column`` is ``quanta`` times the gradient in standard deviations."""
+        row = torch.exp2(self._relative_rows().to(torch.float32) / -FRACTION) * (quanta * _GAUSSIAN)
+        column = torch.exp2(self.column.to(torch.float32) / -FRACTION)
+        return torch.cat((row, column))
+
+    def shifts(self, quanta: float) -> Tensor:
+        """Int32 ``[N + K]``: the same as right shifts, rows and columns each rounded to the nearest power of two."""
+        rate = round(FRACTION * math.log2(quanta * _GAUSSIAN))
+        row = (self._relative_rows() - rate + FRACTION // 2) >> 8
+        column = (self.column.to(torch.int32) + FRACTION // 2) >> 8
+        return torch.cat((row, column)).clamp_(-_MAX_SHIFT, _MAX_SHIFT)
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """The logarithms and the number of steps."""
+        return {"row": self.row.clone(), "column": self.column.clone(), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: the shapes are of another weight.
+        """
+        row, column = state["row"], state["column"]
+        assert isinstance(row, Tensor)
+        assert isinstance(column, Tensor)
+        if row.shape != self.row.shape or column.shape != self.column.shape:
+            raise ValueError(
+                f"magnitudes of a {row.numel()} x {column.numel()} weight do not fit one of "
+                f"{self.row.numel()} x {self.column.numel()}"
+            )
+        self.row.copy_(row)
+        self.column.copy_(column)
+        self.steps = int(state["steps"])

@@ -1,0 +1,125 @@
+"""What a ternary module holds within a step: statistics of its gradients, and how votes are scaled."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.reference_scaled_votes import MAX_VOTE_LIMIT
+from arb_ternary.backends.reference_votes import stats_size
+
+__all__ = ["ScaleRule", "VoteMemory"]
+
+ScaleRule = Literal["residual", "frozen", "correlation"]
+
+
+class VoteMemory(nn.Module):
+    """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew before a step.
+
+    Attributes:
+        shape: of the weight.
+        gradients: ``float`` or ``int8``.
+        scale_rule: how the exponents learn.
+        stats: NaN count and row and column sums of squares of the gradients since the last ``zero_grad``, float32
+            ``[1 + N + K]``.
+        magnitudes: row and column sums of the gradients' absolute values since the last ``zero_grad``, float32
+            ``[N + K]``; None under sign votes.
+        vote_scale: factors (float32) or right shifts (int32) of rows, then columns, ``[N + K]``; an optimizer writes
+            them in place. None under sign votes.
+        vote_limits: int64 ``[2]``: :attr:`vote_limit` and :attr:`exponent_shift`, in a tensor so that a schedule that
+            changes them recompiles no graph.
+    """
+
+    shape: WeightShape
+    gradients: str
+    scale_rule: ScaleRule
+    weight: Tensor
+    votes: Tensor
+    stats: Tensor
+    magnitudes: Tensor | None
+    vote_scale: Tensor | None
+    vote_limits: Tensor
+
+    def allocate(self, shape: WeightShape) -> None:
+        """Make the working memory of sign votes for a weight of this shape, on the CPU."""
+        self.shape = shape
+        self.stats = torch.zeros(stats_size(shape))
+        self.magnitudes = None
+        self.vote_scale = None
+        self.vote_limits = torch.tensor([256, 0], dtype=torch.int64)
+
+    def use_sign_votes(self) -> None:
+        """Let backward cast the sign of the gradient, as a fresh module does."""
+        self.magnitudes = self.vote_scale = None
+
+    def use_scaled_votes(self, *, integer: bool = False) -> None:
+        """Let backward cast scaled votes, and allocate ``magnitudes`` (zero) and ``vote_scale``.
+
+        The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none. Write others in place
+        (``copy_``): a compiled graph is then kept.
+
+        Args:
+            integer: shifts (int32) instead of factors (float32).
+
+        Raises:
+            ValueError: the exponents learn by correlation, which counts signs; or ``integer`` without int8 gradients
+                and, in a linear, int8 activations.
+        """
+        if self.scale_rule == "correlation":
+            raise ValueError("scale_rule 'correlation' counts the signs of gradients: it needs sign votes")
+        if integer and (self.gradients, getattr(self, "activations", "int8")) != ("int8", "int8"):
+            raise ValueError("integer votes need gradients 'int8' and activations 'int8'")
+        size = self.shape.out_features + self.shape.in_features
+        first, kind = (31, torch.int32) if integer else (0.0, torch.float32)
+        self.magnitudes = torch.zeros(size, device=self.weight.device)
+        self.vote_scale = torch.full((size,), first, dtype=kind, device=self.weight.device)
+
+    @property
+    def vote_limit(self) -> int:
+        """Largest scaled vote, in 256ths of a vote: 1..32512; 256 at birth."""
+        return int(self.vote_limits[0])
+
+    @vote_limit.setter
+    def vote_limit(self, value: int) -> None:
+        if not 1 <= value <= MAX_VOTE_LIMIT:
+            raise ValueError(f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {value}")
+        self.vote_limits[0] = value
+
+    @property
+    def exponent_shift(self) -> int:
+        """How far the sum of a group's scaled votes is shifted right to vote on its exponent: 0..31; 0 at birth."""
+        return int(self.vote_limits[1])
+
+    @exponent_shift.setter
+    def exponent_shift(self, value: int) -> None:
+        if not 0 <= value <= 31:
+            raise ValueError(f"exponent_shift must be in 0..31, got {value}")
+        self.vote_limits[1] = value
+
+    def clear_stats(self) -> None:
+        """Zero the statistics of gradients."""
+        self.stats.zero_()
+        if self.magnitudes is not None:
+            self.magnitudes.zero_()
+
+    def gradient_square_sum(self) -> Tensor:
+        """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
+        return self.stats[1 : 1 + self.shape.out_features].sum()
+
+    def working_memory(self) -> list[Tensor]:
+        """Every tensor of which nothing outlives a step; with 2 bits these include the accumulators."""
+        scaled = [tensor for tensor in (self.magnitudes, self.vote_scale) if tensor is not None]
+        cleared = [self.votes] if self.shape.vote_bits == 2 else []
+        return [self.stats, self.vote_limits, *scaled, *cleared]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Working memory follows the buffers to their device, but not to another dtype.
+        device = self.weight.device
+        self.stats, self.vote_limits = self.stats.to(device), self.vote_limits.to(device)
+        if self.magnitudes is not None and self.vote_scale is not None:
+            self.magnitudes, self.vote_scale = self.magnitudes.to(device), self.vote_scale.to(device)
+        return self

@@ -1,0 +1,84 @@
+"""Scaled votes and the storage of accumulators in the torch backend, beyond what the backend suite asks of everyone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from arb_ternary.backends import reference, reference_votes
+from arb_ternary.backends import reference_scaled_votes as sv
+from arb_ternary.backends.protocol import WeightShape
+
+
+def cast(shape: WeightShape, vote_scale: torch.Tensor, integer: bool) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    kind = torch.int8 if integer else torch.float32
+    g = torch.randint(-127, 128, (9, shape.out_features), generator=generator).to(kind)
+    x = torch.randint(-127, 128, (9, shape.in_features), generator=generator).to(kind)
+    packed = reference.pack(torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).char())
+    votes = reference.pack_votes(torch.zeros(shape.out_features, shape.in_features, dtype=torch.int8), shape.vote_bits)
+    exponent_votes = torch.zeros(shape.out_features, shape.groups, dtype=torch.int8)
+    size = shape.out_features + shape.in_features
+    stats, magnitudes = torch.zeros(1 + size), torch.zeros(size)
+    scale = torch.tensor(0.25) if integer else None
+    words = (1, 2, 8)
+    held = [votes, exponent_votes, stats, magnitudes]
+    sv.cast_scaled_votes(g, x, scale, packed, *held, vote_scale, 700, 1, *words, shape)
+    flips = sv.apply_scaled_votes(packed, votes, 1, 5000, True, *words, shape)
+    return [*held[:2], magnitudes, packed, flips]
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("integer", [False, True])
+def test_tiles_do_not_change_scaled_votes(monkeypatch: pytest.MonkeyPatch, integer: bool, bits: int) -> None:
+    shape = WeightShape(10, 41, 32, bits)
+    vote_scale = torch.full((51,), 4, dtype=torch.int32) if integer else torch.full((51,), 0.01)
+    whole = cast(shape, vote_scale, integer)
+    assert int(whole[-1]) > 0
+    monkeypatch.setattr(reference_votes, "_TILE", 130)
+    monkeypatch.setattr(sv, "_SHIFTED", 50)
+    for one, other in zip(whole, cast(shape, vote_scale, integer), strict=True):
+        # Whole numbers below 2**24: the float sums are exact in any order.
+        assert torch.equal(one, other)
+
+
+def test_shifts_without_an_int8_gradient_are_refused() -> None:
+    shape = WeightShape(4, 6, 32)
+    with pytest.raises(ValueError, match="int8 gradient"):
+        cast(shape, torch.zeros(10, dtype=torch.int32), integer=False)
+
+
+def test_an_infinite_gradient_casts_full_votes_and_nan_none() -> None:
+    shape = WeightShape(1, 3, 32)
+    votes, sums = torch.zeros(1, 3, dtype=torch.int8), (torch.zeros(5), torch.zeros(4))
+    grad, x = torch.tensor([[1.0]]), torch.tensor([[torch.inf, torch.nan, -torch.inf]])
+    packed = reference.pack(votes)
+    sv.cast_scaled_votes(grad, x, None, packed, votes, None, *sums, torch.ones(4), 1024, 0, 1, 2, 8, shape)
+    assert votes.tolist() == [[-4, 0, 4]]
+    assert float(sums[0][0]) == 1.0
+
+
+def test_four_bit_votes_have_the_even_column_in_the_low_half_of_a_byte() -> None:
+    votes = np.array([[-7, 7, 0], [1, -1, 3]], np.int8)
+    packed = reference.pack_votes(torch.from_numpy(votes), 4)
+    assert packed.tolist() == [[0x1 | 0xF << 4, 0x8 | 0x8 << 4], [0x9 | 0x7 << 4, 0xB | 0x8 << 4]]
+    assert reference.unpack_votes(packed, WeightShape(2, 3, 32, 4)).tolist() == votes.tolist()
+
+
+def test_two_bit_votes_are_stored_as_trits() -> None:
+    votes = torch.randint(-1, 2, (5, 200), dtype=torch.int8)
+    assert torch.equal(reference.pack_votes(votes, 2), reference.pack(votes))
+
+
+def test_unpacked_votes_are_memory_of_their_own() -> None:
+    for bits in (8, 4, 2):
+        packed = reference.pack_votes(torch.zeros(2, 8, dtype=torch.int8), bits)
+        before = packed.clone()
+        reference.unpack_votes(packed, WeightShape(2, 8, 32, bits)).fill_(1)
+        assert torch.equal(packed, before)
+
+
+def test_vote_bits_outside_the_format_are_refused() -> None:
+    with pytest.raises(ValueError, match="vote_bits"):
+        WeightShape(2, 8, 32, 3)
