@@ -35,6 +35,35 @@ def test_linear_falls_evenly_to_the_floor_on_the_last_step() -> None:
     assert value("linear", N - 1) == pytest.approx(FLOOR)
 
 
+def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_to_the_floor() -> None:
+    # N = 101: the second stage begins at step 51, 41/90 of the way from the peak at step 10 to the floor at step 100.
+    assert [value("two_stage", step) for step in (W, 30, 50)] == [value("linear", step) for step in (W, 30, 50)]
+    start = (PEAK - (PEAK - FLOOR) * 41 / 90) * 2 / 3
+    assert value("two_stage", 51) == pytest.approx(start)
+    assert value("two_stage", 65) == pytest.approx(start - (start - FLOOR) * 14 / 49)
+    assert value("two_stage", N - 1) == pytest.approx(FLOOR)
+
+
+def test_two_stage_to_zero_is_two_thirds_of_the_line_in_the_second_half() -> None:
+    def rate(kind: str, step: int) -> float:
+        return scheduled_value(kind, step, steps=N, warmup=W, peak=PEAK, floor=0.0)  # type: ignore[arg-type]
+
+    assert [rate("two_stage", step) for step in range(51)] == [rate("linear", step) for step in range(51)]
+    for step in range(51, N):
+        assert rate("two_stage", step) == pytest.approx(rate("linear", step) * 2 / 3)
+
+
+def test_two_stage_never_drops_below_the_floor_nor_leaves_it() -> None:
+    rates = [scheduled_value("two_stage", step, steps=20, warmup=0, peak=0.4, floor=0.35) for step in range(20)]
+    assert rates[10:] == [0.35] * 10
+
+
+def test_two_stage_after_a_warm_up_beyond_the_middle_starts_its_second_stage_at_once() -> None:
+    assert value("two_stage", 79, warmup=80) == PEAK
+    assert value("two_stage", 80, warmup=80) == pytest.approx(PEAK * 2 / 3)
+    assert value("two_stage", N - 1, warmup=80) == pytest.approx(FLOOR)
+
+
 def test_constant_stays_at_the_peak_and_none_has_no_warm_up() -> None:
     assert [value("constant", step) for step in (W, 50, N - 1)] == [PEAK] * 3
     assert [value("none", step) for step in (0, W, N - 1)] == [PEAK] * 3

@@ -94,6 +94,15 @@ def test_the_decay_votes_saturate() -> None:
     assert layer.logical_votes()[:, 0].tolist() == [-128, 127]
 
 
+def test_the_decay_votes_saturate_where_narrow_accumulators_end() -> None:
+    layer = TernaryLinear(33, 2, group_size=32, vote_bits=4)
+    layer.set_trits(torch.ones(2, 33, dtype=torch.int8))
+    optimizer = TernarySignGSD({"layer": layer}, weight_decay=9.0)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert bool((layer.logical_votes() == -7).all())
+
+
 def test_a_decay_of_more_votes_than_an_accumulator_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match="weight_decay must be between 0 and 127 votes an update on ternary modules"):
         TernarySignGSD({"layer": TernaryLinear(32, 2, group_size=32)}, weight_decay=128.0)

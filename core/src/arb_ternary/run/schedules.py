@@ -6,8 +6,12 @@ last warm-up step is at the peak. From ``t = w`` on, with ``p = (t - w) / (n - 1
 * ``constant``: ``peak``
 * ``linear``: ``peak + (floor - peak) * p``
 * ``cosine``: ``floor + (peak - floor) * (1 + cos(pi * p)) / 2``
+* ``two_stage``: ``linear`` while ``t < m``, where ``m = max(w, ceil(n / 2))``; from there on a line from
+  ``h = max(floor, 2/3 linear(m))`` at step ``m`` to the floor: ``h + (floor - h) * (t - m) / (n - 1 - m)``
 
-so that step ``w`` is at the peak and the last step, ``n - 1``, at the floor. ``none`` leaves every rate alone.
+so that step ``w`` is at the peak (of ``two_stage`` when ``w < m``) and the last step, ``n - 1``, at the floor. ``none``
+leaves every rate alone. ``two_stage`` is the recipe of Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ",
+2024: half-way the rate drops to two thirds of its line; with a floor of 0 it is ``2/3 linear(t)`` from then on.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from torch.optim import Optimizer
 
 __all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
 
-ScheduleName = Literal["cosine", "linear", "constant", "none"]
-SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "constant", "none")
+ScheduleName = Literal["cosine", "linear", "two_stage", "constant", "none"]
+SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "two_stage", "constant", "none")
 
 
 def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, peak: float, floor: float) -> float:
@@ -32,10 +36,19 @@ def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, p
         return peak * (step + 1) / warmup
     if kind == "constant":
         return peak
-    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    if kind == "linear":
+    if kind == "two_stage" and step >= (middle := max(warmup, (steps + 1) // 2)):
+        line = peak + (floor - peak) * _share(middle, warmup, steps - 1)
+        start = max(floor, line * 2.0 / 3.0)
+        return start + (floor - start) * _share(step, middle, steps - 1)
+    progress = _share(step, warmup, steps - 1)
+    if kind in ("linear", "two_stage"):
         return peak + (floor - peak) * progress
     return floor + (peak - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def _share(step: int, first: int, last: int) -> float:
+    """How far ``step`` is on the way from ``first`` to ``last``."""
+    return min(1.0, (step - first) / max(1, last - first))
 
 
 def scheduled_groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 from attrs import asdict
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.dispatch import pack_votes
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
@@ -115,6 +115,8 @@ class TernarySignGSD(SignVotes):
         for module in modules:
             count = 0 if module.frozen else decay_votes(int(module.control[STEP]), group["weight_decay"])
             if count:
-                decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count).clamp_(-128, 127)
-                module.votes.copy_(kernel(module.backend, "pack_votes")(decayed.to(torch.int8)))
+                shape = module.shape
+                decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)
+                decayed.clamp_(shape.smallest_vote, shape.largest_vote)
+                module.votes.copy_(pack_votes(module.backend, decayed.to(torch.int8), shape.vote_bits))
         return super()._apply_group(group, modules)

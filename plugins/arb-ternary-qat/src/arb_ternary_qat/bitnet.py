@@ -1,0 +1,99 @@
+"""BitNet b1.58: linears with float master weights that are ternary, and read int8, in the forward pass.
+
+Source: Ma et al., "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits", 2024 (arXiv:2402.17764), with
+the quantisers of Microsoft's "The Era of 1-bit LLMs: Training Tips, Code and FAQ", 2024. Of a weight ``w [N, K]``::
+
+    gamma = mean |w|     T = clip(round(w / gamma), -1, 1)     W = gamma T
+
+in every pass, and the gradient of the rounding is that of the identity (straight through): ``dw = dW``. The product of
+``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in front of each linear is the decoder's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.models.decoder import Decoder
+from arb_ternary.models.parts import FloatLinear
+from arb_ternary_qat.config import BitnetConfig
+from arb_ternary_qat.linears import replace_linears
+from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+
+__all__ = ["BitLinear", "BitnetDecoder", "absmean_ternary", "build"]
+
+#: Least mean of |w|, as published; below it a matrix rounds towards zero as a whole.
+MIN_SCALE = 1e-5
+
+
+def absmean_ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Trits of ``weight``, as floats, and their scale, the mean of ``|weight|`` (a scalar tensor); float32 at least."""
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    scale = wide.abs().mean().clamp_min(MIN_SCALE)
+    return torch.div(wide, scale).round_().clamp_(-1, 1), scale
+
+
+class _BitProduct(torch.autograd.Function):
+    """``y`` of the ternary weight, straight through to ``x`` and to the master weight; keeps ``q`` and ``T`` only."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, weight_NK: Tensor, dtype: torch.dtype, int8: bool) -> Tensor:
+        trits_NK, gamma = absmean_ternary(weight_NK)
+        trits_NK = trits_NK.to(dtype)
+        q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=int8)
+        ctx.save_for_backward(q_MK, scale_M1, trits_NK, gamma)
+        ctx.dtypes = x_MK.dtype, weight_NK.dtype
+        return product(q_MK, scale_M1, trits_NK, gamma)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad_MN,) = grads
+        q_MK, scale_M1, trits_NK, gamma = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        grad_x = input_gradient(grad_MN, trits_NK, gamma).to(x_dtype) if ctx.needs_input_grad[0] else None
+        grad_w = weight_gradient(grad_MN, q_MK, scale_M1).to(weight_dtype) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_w, None, None
+
+
+class BitLinear(FloatLinear):
+    """A linear without bias whose float ``weight`` is made ternary in every pass. ``forward(x[..., K]) -> [..., N]``.
+
+    With ``activations="int8"`` each row of the input is rounded to int8 by its largest element.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
+        """``x[..., K] -> [..., N]``, in the dtype of autocast where that is on."""
+        x_MK = input.reshape(-1, self.in_features)
+        y_MN: Tensor = _BitProduct.apply(  # type: ignore[no-untyped-call]
+            x_MK, self.weight, compute_dtype(input), self.activations == "int8"
+        )
+        return y_MN.view(*input.shape[:-1], self.out_features)
+
+    def trits(self) -> Tensor:
+        """The ternary weight that a pass computes with, int8 ``[N, K]``."""
+        return absmean_ternary(self.weight)[0].to(torch.int8)
+
+
+class BitnetDecoder(Decoder):
+    """Core's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays float, as published.
+
+    At birth its weights are those of the float decoder of the same seed.
+    """
+
+    def __init__(self, config: BitnetConfig, vocabulary_size: int) -> None:
+        super().__init__(config, vocabulary_size)
+        replace_linears(self.blocks, _bit_linear)
+
+
+def _bit_linear(linear: FloatLinear) -> BitLinear:
+    with torch.device("meta"):
+        made = BitLinear(linear.in_features, linear.out_features, activations=linear.activations)
+    made.weight = nn.Parameter(linear.weight.detach())
+    return made
+
+
+def build(config: BitnetConfig, vocabulary_size: int) -> BitnetDecoder:
+    """The factory of the model ``bitnet``."""
+    return BitnetDecoder(config, vocabulary_size)

@@ -1,0 +1,113 @@
+"""Options of the models and optimizers of this plugin."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from attrs import frozen
+from attrs.validators import and_, ge, gt, in_, instance_of, le, lt
+
+from arb_ternary.config.options import non_negative, option, optional
+from arb_ternary.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
+
+__all__ = ["BitnetAdamWConfig", "BitnetConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
+
+#: What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to 127.
+Levels = Literal["ternary", "int8"]
+
+_decay = and_(ge(0.0), lt(1.0))
+
+
+@frozen(kw_only=True)
+class BitnetConfig(DecoderConfig):
+    """The decoder's options. ``float_parts`` says what has float master weights, and the linears always do."""
+
+    float_parts: tuple[FloatPart, ...] = option(
+        FLOAT_PARTS,
+        "parts with float32 weights: embedding, head, norms and always linears, which are ternary in the forward pass",
+        validator=attrs.fields(DecoderConfig).float_parts.validator,
+        converter=tuple,
+    )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _need_linears("bitnet", "makes the float weights of linears ternary in each pass", self.float_parts)
+
+
+@frozen(kw_only=True)
+class DirectConfig(DecoderConfig):
+    """The decoder's options. ``float_parts`` names what is not ternary by votes; the linears are integers instead."""
+
+    float_parts: tuple[FloatPart, ...] = option(
+        FLOAT_PARTS,
+        "parts with float32 weights: embedding, head, norms; linears must be named and are stored as integers instead",
+        validator=attrs.fields(DecoderConfig).float_parts.validator,
+        converter=tuple,
+    )
+    levels: Levels = option(
+        "ternary",
+        "what a weight of a linear may be: ternary = {-1, 0, 1}, int8 = -127 to 127, times one fixed scale a matrix",
+        validator=in_(("ternary", "int8")),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _need_linears("direct", "stores linears as integers", self.float_parts)
+
+
+def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> None:
+    if "linears" not in float_parts:
+        raise ValueError(
+            f"'float_parts' must name linears: model {model} {why}; for linears that learn by votes use model decoder"
+        )
+
+
+@frozen(kw_only=True)
+class BitnetAdamWConfig:
+    """Options of AdamW with the weight decay of the BitNet recipe."""
+
+    lr: float = option(1e-3, "learning rate at the start; a schedule multiplies it", validator=gt(0.0))
+    beta1: float = option(0.9, "decay of the first moment", validator=_decay)
+    beta2: float = option(0.95, "decay of the second moment", validator=_decay)
+    eps: float = option(1e-8, "added to the root of the second moment", validator=gt(0.0))
+    weight_decay: float = option(
+        0.1, "decoupled decay of matrices until decay_steps; vectors do not decay", validator=ge(0.0)
+    )
+    decay_steps: int | None = option(
+        None,
+        "steps with weight decay, half of all in the recipe; later ones have none; null = all have it",
+        validator=optional(non_negative),
+    )
+
+
+@frozen(kw_only=True)
+class DQTConfig:
+    """Options of direct quantised training."""
+
+    lr: float = option(1e-3, "AdamW's learning rate at the start; a schedule multiplies it", validator=gt(0.0))
+    beta1: float = option(0.9, "decay of the first moment", validator=_decay)
+    beta2: float = option(0.95, "decay of the second moment", validator=_decay)
+    eps: float = option(1e-8, "added to the root of the second moment", validator=gt(0.0))
+    weight_decay: float = option(0.0, "decoupled decay of the weights", validator=ge(0.0))
+
+
+@frozen(kw_only=True)
+class BopConfig:
+    """Options of Bop."""
+
+    gamma: float = option(
+        1e-3, "share of the new gradient in the momentum; a schedule multiplies it", validator=and_(gt(0.0), le(1.0))
+    )
+    tau: float = option(
+        1e-8,
+        "momentum at which a trit moves: a gradient, or with normalise a multiple of its root mean square",
+        validator=gt(0.0),
+    )
+    normalise: bool = option(
+        False, "divide the momentum by the root of each weight's mean squared gradient", validator=instance_of(bool)
+    )
+    sigma: float = option(
+        1e-3, "share of the new squared gradient in its mean, where normalise is on", validator=and_(gt(0.0), le(1.0))
+    )
+    eps: float = option(1e-10, "added to that root", validator=gt(0.0))

@@ -1,0 +1,163 @@
+"""The decoder with linears that are stored as whole numbers and nothing else, for optimizers that train those directly.
+
+``W = scale * C`` with codes ``C`` in {-1, 0, 1} (two bits a weight, packed) or in [-127, 127] (int8), and one float32
+scale a matrix that never changes. At birth ``C`` is the rounded weight of the float decoder of the same seed, with
+
+* ``ternary``: ``scale = mean |w|``, as in BitNet and in Zhao et al., "Direct Quantized Training of Language Models with
+  Stochastic Rounding", 2024 (arXiv:2412.04787);
+* ``int8``: ``scale = 2 max |w| / 127``, so that a weight may grow to twice the largest. (The authors' code takes a grid
+  that ends at the mean magnitude, and clips what exceeds it.)
+
+The gradient with respect to the dense weight is an attribute of the module from backward until ``zero_grad``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.backends.layout import pack_trits, unpack_trits
+from arb_ternary.models.decoder import Decoder
+from arb_ternary.models.parts import FloatLinear
+from arb_ternary.ternary.control import new_control
+from arb_ternary_qat.config import DirectConfig, Levels
+from arb_ternary_qat.linears import replace_linears
+from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+
+__all__ = ["DirectDecoder", "DirectLinear", "build"]
+
+#: Largest code by levels.
+LIMITS: Final[dict[Levels, int]] = {"ternary": 1, "int8": 127}
+
+
+class _DirectProduct(torch.autograd.Function):
+    """``y`` of the codes; the gradient of the weight goes to ``module``, not to a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, anchor: Tensor | None, module: DirectLinear, dtype: torch.dtype) -> Tensor:
+        codes_NK = module.codes().to(dtype)
+        q_MK, scale_M1 = rounded_input(x_MK, dtype, int8=module.activations == "int8")
+        ctx.save_for_backward(q_MK, scale_M1, codes_NK, module.scale)
+        ctx.module, ctx.dtype = module, x_MK.dtype
+        return product(q_MK, scale_M1, codes_NK, module.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (grad_MN,) = grads
+        q_MK, scale_M1, codes_NK, scale = ctx.saved_tensors
+        if not ctx.module.frozen:
+            ctx.module.add_gradient(weight_gradient(grad_MN, q_MK, scale_M1))
+        grad_x = input_gradient(grad_MN, codes_NK, scale).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, None
+
+
+class DirectLinear(nn.Module):
+    """A linear without bias whose weight is whole numbers. ``forward(x[..., K]) -> [..., N]``.
+
+    Args:
+        weight_NK: float weight that the codes are rounded from.
+        levels: ``ternary`` or ``int8``.
+        activations: ``int8`` rounds each row of the input by its largest element.
+
+    Attributes:
+        weight: buffer: packed trits, uint8 ``[N, 32 * ceil(K / 128)]``, or int8 ``[N, K]``.
+        scale: buffer, a float32 scalar.
+        control: buffer, int64 ``[4]``: what the counter hash of stochastic rounding depends on.
+        gradient: float32 ``[N, K]`` between backward and ``zero_grad``, with respect to the dense weight; else None.
+        frozen: the codes do not learn.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    control: Tensor
+
+    def __init__(self, weight_NK: Tensor, *, levels: Levels = "ternary", activations: str = "float") -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight_NK.shape
+        self.levels: Levels = levels
+        self.activations = activations
+        self.limit = LIMITS[levels]
+        self.stored_weights = weight_NK.numel()
+        self.frozen = False
+        self.gradient: Tensor | None = None
+        wide = weight_NK.detach().float()
+        scale = _first_scale(wide, levels)
+        self.register_buffer("weight", self._stored(torch.div(wide, scale).round_().clamp_(-self.limit, self.limit)))
+        self.register_buffer("scale", scale)
+        self.register_buffer("control", new_control())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradient between backward and step."""
+        return 0 if self.frozen else 4 * self.stored_weights
+
+    # A compiled graph would have to leave for the gradient's sake anyway.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """``x[..., K] -> [..., N]``, in the dtype of autocast where that is on."""
+        learns = torch.is_grad_enabled() and not self.frozen
+        # Backward has to pass here also when nothing before this module learns.
+        anchor = torch.empty(0, requires_grad=True) if learns else None
+        y_MN: Tensor = _DirectProduct.apply(  # type: ignore[no-untyped-call]
+            x.reshape(-1, self.in_features), anchor, self, compute_dtype(x)
+        )
+        return y_MN.view(*x.shape[:-1], self.out_features)
+
+    def codes(self) -> Tensor:
+        """The whole numbers, int8 ``[N, K]``; for int8 levels the stored tensor itself."""
+        return unpack_trits(self.weight, self.in_features) if self.levels == "ternary" else self.weight
+
+    @torch.no_grad()
+    def set_codes(self, codes_NK: Tensor) -> None:
+        """Store ``codes_NK``, whole numbers within the levels, in place."""
+        self.weight.copy_(self._stored(codes_NK))
+
+    def dense_weight(self) -> Tensor:
+        """``scale * C``, float32 ``[N, K]``."""
+        return self.codes().float().mul_(self.scale)
+
+    @torch.no_grad()
+    def add_gradient(self, gradient_NK: Tensor) -> None:
+        """Add the gradient of one pass."""
+        if self.gradient is None:
+            self.gradient = gradient_NK.float()
+        else:
+            self.gradient += gradient_NK
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, levels={self.levels}, activations={self.activations}"
+
+    def _stored(self, codes_NK: Tensor) -> Tensor:
+        codes_NK = codes_NK.to(torch.int8)
+        return pack_trits(codes_NK) if self.levels == "ternary" else codes_NK
+
+
+def _first_scale(weight_NK: Tensor, levels: Levels) -> Tensor:
+    """The scale that a float weight gives; one of zeros is taken for a Gaussian of variance 1 / K."""
+    magnitudes = weight_NK.abs()
+    deviation = 1 / math.sqrt(weight_NK.shape[1])
+    if levels == "ternary":
+        mean = magnitudes.mean()
+        return torch.where(mean > 0, mean, math.sqrt(2 / math.pi) * deviation)
+    largest = magnitudes.amax()
+    return torch.where(largest > 0, largest, 4 * deviation) * (2 / 127)
+
+
+class DirectDecoder(Decoder):
+    """Core's decoder in which every linear of the blocks is a :class:`DirectLinear`."""
+
+    def __init__(self, config: DirectConfig, vocabulary_size: int) -> None:
+        super().__init__(config, vocabulary_size)
+
+        def direct(linear: FloatLinear) -> DirectLinear:
+            return DirectLinear(linear.weight, levels=config.levels, activations=linear.activations)
+
+        replace_linears(self.blocks, direct)
+
+
+def build(config: DirectConfig, vocabulary_size: int) -> DirectDecoder:
+    """The factory of the model ``direct``."""
+    return DirectDecoder(config, vocabulary_size)

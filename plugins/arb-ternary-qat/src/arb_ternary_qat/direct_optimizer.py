@@ -1,0 +1,99 @@
+"""The common part of optimizers that change the codes of :class:`DirectLinear` modules."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.ternary.control import STEP
+from arb_ternary_qat.direct import DirectLinear
+
+__all__ = ["DirectOptimizer", "direct_modules"]
+
+
+class DirectOptimizer(Optimizer):
+    """Reads the gradients of modules, writes their codes; its ``params`` are the stored weights.
+
+    Modules without a gradient are left alone. A step whose gradient is not finite is dropped as a whole. The training
+    loop's ``grad_clip`` concerns float parameters only.
+
+    Args:
+        modules: by qualified name.
+        defaults: entries of the one param group; ``kind`` "ternary" is added.
+    """
+
+    def __init__(self, modules: Mapping[str, DirectLinear], defaults: Mapping[str, Any]) -> None:
+        if not modules:
+            raise ValueError("there are no modules to train")
+        self._modules = dict(modules)
+        super().__init__([{"params": [module.weight for module in modules.values()]}], {"kind": "ternary", **defaults})
+
+    @abstractmethod
+    def _update(self, group: dict[str, Any], module: DirectLinear, gradient_NK: Tensor) -> Tensor:
+        """The module's new codes, int8 ``[N, K]``; moments are kept in ``self.state[module.weight]``."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> StepOutcome:  # type: ignore[override]
+        """Change the codes of every module that has a gradient."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        (group,) = self.param_groups
+        waiting = [(m, m.gradient) for m in self._modules.values() if m.gradient is not None]
+        norm = float(torch.stack([gradient.norm() for _, gradient in waiting]).norm()) if waiting else 0.0
+        if not math.isfinite(norm):
+            self.zero_grad()
+            return StepOutcome(stepped=False, skipped=True, grad_norm=norm)
+        flips = 0
+        for module, gradient_NK in waiting:
+            before_NK = module.codes()
+            after_NK = self._update(group, module, gradient_NK)
+            flips += int(torch.count_nonzero(after_NK != before_NK))
+            module.set_codes(after_NK)
+            module.control[STEP] += 1
+        return StepOutcome(grad_norm=norm, flips=flips)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of all modules."""
+        for module in self._modules.values():
+            module.gradient = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and settings, and gradients of a step under way: between steps there are none."""
+        pending = {name: m.gradient for name, m in self._modules.items() if m.gradient is not None}
+        return {**super().state_dict(), "gradients": pending}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        for name, module in self._modules.items():
+            gradient = state_dict["gradients"].get(name)
+            module.gradient = None if gradient is None else gradient.to(module.weight.device, copy=True)
+
+
+def direct_modules(optimizer: str, trainable: Trainable) -> dict[str, DirectLinear]:
+    """The modules of the model ``direct`` in ``trainable``.
+
+    Raises:
+        ConfigError: there are none, or there are parts that this optimizer cannot train.
+    """
+    modules: dict[str, DirectLinear] = {
+        name: module for name, module in trainable.stored.items() if isinstance(module, DirectLinear)
+    }
+    strangers = [*trainable.ternary, *trainable.floats, *(name for name in trainable.stored if name not in modules)]
+    if strangers or not modules:
+        found = f"not {strangers[0]!r}" if strangers else "and this model has none"
+        raise ConfigError(
+            f"optimizer: {optimizer} trains the linears of model direct, {found}",
+            "Use `model: {name: direct}` with `optimizer: {name: split, ternary: "
+            f"{optimizer}, float: adamw}}` and all four float_parts.",
+        )
+    return modules

@@ -1,0 +1,70 @@
+"""Hook implementations of the plugin of baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arb_ternary import hookimpl
+from arb_ternary.specs import ModelSpec, OptimizerSpec, RecipeSpec
+
+ARB_API_VERSION = (1, 1)
+
+
+@hookimpl
+def arb_register_models() -> Sequence[ModelSpec]:
+    return (
+        ModelSpec(
+            name="bitnet",
+            target="arb_ternary_qat.bitnet:build",
+            config="arb_ternary_qat.config:BitnetConfig",
+            summary="the decoder with BitNet b1.58 linears: float master weights, ternary in the forward pass",
+        ),
+        ModelSpec(
+            name="direct",
+            target="arb_ternary_qat.direct:build",
+            config="arb_ternary_qat.config:DirectConfig",
+            summary="the decoder with linears stored as integers only, for the optimizers dqt and bop",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_optimizers() -> Sequence[OptimizerSpec]:
+    return (
+        OptimizerSpec(
+            name="bitnet_adamw",
+            target="arb_ternary_qat.bitnet_adamw:build",
+            config="arb_ternary_qat.config:BitnetAdamWConfig",
+            summary="AdamW whose weight decay stops after a number of steps, as in the BitNet recipe",
+            accepts=frozenset({"float"}),
+        ),
+        OptimizerSpec(
+            name="dqt",
+            target="arb_ternary_qat.dqt:build",
+            config="arb_ternary_qat.config:DQTConfig",
+            summary="direct quantised training: AdamW and stochastic rounding to integer weights (model direct)",
+            accepts=frozenset({"stored"}),
+        ),
+        OptimizerSpec(
+            name="bop",
+            target="arb_ternary_qat.bop:build",
+            config="arb_ternary_qat.config:BopConfig",
+            summary="flips of ternary weights where a momentum passes a threshold (model direct)",
+            accepts=frozenset({"stored"}),
+        ),
+    )
+
+
+@hookimpl
+def arb_register_recipes() -> Sequence[RecipeSpec]:
+    summaries = {
+        "bitnet": "quantisation-aware training, one falling schedule",
+        "bitnet_two_stage": "quantisation-aware training with the published two-stage recipe",
+        "bop": "ternary flips on a normalised momentum",
+        "dqt_int8": "direct quantised training, 8-bit weights",
+        "dqt_ternary": "direct quantised training, ternary weights",
+    }
+    return tuple(
+        RecipeSpec(name=name, target=f"arb_ternary_qat.recipes:{name}", summary=summary)
+        for name, summary in summaries.items()
+    )
