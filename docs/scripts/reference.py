@@ -46,7 +46,7 @@ def components(kind: str) -> list[Any]:
 
 def hooks_page() -> str:
     """Every hook with its signature."""
-    from arb_ternary import hookspecs
+    from arb_ternary import API_VERSION, hookspecs
     from arb_ternary.plugins.surface import describe_hooks
 
     titles = {
@@ -58,7 +58,8 @@ def hooks_page() -> str:
     parts = [
         "# Hooks",
         prose(inspect.getdoc(hookspecs) or ""),
-        "A hook module declares `ARB_API_VERSION = (1, 0)` and marks its implementations with "
+        f"A hook module declares `ARB_API_VERSION = {API_VERSION}`, or the older version that it was written for, and "
+        "marks its implementations with "
         "`arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by name. "
         "`arb plugins hooks` prints this list.",
     ]
@@ -101,7 +102,7 @@ def config_page() -> str:
         option_table(RunConfig),
     ]
     for kind, noun in NOUNS.items():
-        if kind in ("backend", "command"):
+        if kind in ("backend", "command", "recipe"):
             continue
         parts.append(f'## {noun[0].upper()}{noun[1:]} {{ id="{kind}" }}')
         for found in components(kind):
@@ -251,6 +252,7 @@ def protocols_page() -> str:
         "Optimizers": "arb_ternary.optim.protocol",
         "Data and masking": "arb_ternary.data.protocol",
         "Phases, exporters and checks": "arb_ternary.run.protocol",
+        "Recipes of the quality bench": "arb_ternary.run.quality.protocol",
     }
     parts = ["# Component protocols", "What a factory returns. A run checks it once, when the component is built."]
     for title, name in modules.items():

@@ -1,4 +1,4 @@
-"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook that there is."""
+"""A plugin that somebody else wrote for interface 1.0 loads, trains and resumes, through every hook that 1.0 had."""
 
 from __future__ import annotations
 
@@ -49,15 +49,23 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[module]
 
 
-def test_it_loads_with_one_component_of_every_kind() -> None:
+def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
     record = next(record for record in manager().records if record.name == "heron")
     assert record.status is Status.OK, record.reason
     assert len(record.components) == 10
 
 
-def test_it_implements_every_hook() -> None:
+#: Hooks that later minor versions of the interface added; a plugin for 1.0 does not know them.
+ADDED_SINCE = {"arb_register_recipes"}
+
+
+def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
-    hooks = [name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("arb_")]
+    hooks = [
+        name
+        for name, _ in inspect.getmembers(hookspecs, inspect.isfunction)
+        if name.startswith("arb_") and name not in ADDED_SINCE
+    ]
     assert [name for name in hooks if f"def {name}(" not in source] == []
 
 

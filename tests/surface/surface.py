@@ -50,7 +50,7 @@ def _names(module: str) -> Iterator[str]:
 
 
 def _protocols() -> Iterator[str]:
-    for name in ("backends", "data", "optim", "run"):
+    for name in ("backends", "data", "optim", "run", "run.quality"):
         module = _import(f"arb_ternary.{name}.protocol")
         for public in sorted(module.__all__):
             found = getattr(module, public)
@@ -147,7 +147,7 @@ def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
     yield from _keys(_import("arb_ternary.config.run").RunConfig, "")
     for kind in _import("arb_ternary.plugins.surface").NOUNS:
-        if kind in ("backend", "command"):
+        if kind in ("backend", "command", "recipe"):
             continue
         for found in _registered(kind):
             cls = structure.options_class(found.spec)

@@ -12,7 +12,17 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem, nearest
 
-__all__ = ["VARIABLES", "Variable", "given", "read", "read_flag", "read_integer", "read_names", "unrecognised"]
+__all__ = [
+    "VARIABLES",
+    "Variable",
+    "for_child",
+    "given",
+    "read",
+    "read_flag",
+    "read_integer",
+    "read_names",
+    "unrecognised",
+]
 
 
 @frozen
@@ -93,6 +103,11 @@ def read_names(name: str) -> tuple[str, ...]:
 def given() -> dict[str, str]:
     """The listed variables that are set, with their values, in the order of :data:`VARIABLES`."""
     return {variable.name: os.environ[variable.name] for variable in VARIABLES if variable.name in os.environ}
+
+
+def for_child(**changes: str) -> dict[str, str]:
+    """The environment of this process with ``changes``, for a process that it starts."""
+    return {**os.environ, **changes}
 
 
 def unrecognised() -> dict[str, str | None]:

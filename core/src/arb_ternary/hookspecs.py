@@ -21,6 +21,7 @@ from arb_ternary.specs import (
     ModelSpec,
     OptimizerSpec,
     PhaseSpec,
+    RecipeSpec,
     TrackerSpec,
 )
 
@@ -91,6 +92,12 @@ def arb_register_commands() -> Sequence[CommandSpec]:
 @hookspec
 def arb_register_checks() -> Sequence[CheckSpec]:
     """Checks of finished runs. Called once at load; an empty sequence or None means none."""
+    return ()
+
+
+@hookspec
+def arb_register_recipes() -> Sequence[RecipeSpec]:
+    """Recipes of the quality bench. Called once at load; an empty sequence or None means none. Since interface 1.1."""
     return ()
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "ModelSpec",
     "OptimizerSpec",
     "PhaseSpec",
+    "RecipeSpec",
     "Spec",
     "TrackerSpec",
     "resolve",
@@ -33,6 +34,9 @@ __all__ = [
 NAME_PATTERN = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
 #: A lazy target: ``package.module:attribute``.
 TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+
+#: What an optimizer can train.
+TrainedPart = Literal["ternary", "float", "stored"]
 
 _name = matches_re(re.compile(NAME_PATTERN))
 _target = matches_re(re.compile(TARGET_PATTERN))
@@ -45,7 +49,7 @@ def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _as_parts(values: Iterable[Literal["ternary", "float"]]) -> frozenset[Literal["ternary", "float"]]:
+def _as_parts(values: Iterable[TrainedPart]) -> frozenset[TrainedPart]:
     return frozenset(values)
 
 
@@ -106,14 +110,15 @@ class OptimizerSpec(Spec):
     """An optimizer. Factory: ``(config, trainable: Trainable) -> torch.optim.Optimizer``.
 
     Attributes:
-        accepts: which parts of a model the optimizer can train: ternary modules, float parameters or both.
+        accepts: which parts of a model the optimizer can train: ternary modules, float parameters or both; ``stored``
+            for modules with integer weights of their own format, since interface 1.1 (``arb_ternary.ternary.stored``).
             A wrapper accepts what its inner optimizer accepts and declares both.
     """
 
     kind: ClassVar[str] = "optimizer"
 
-    accepts: frozenset[Literal["ternary", "float"]] = field(
-        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float")))
+    accepts: frozenset[TrainedPart] = field(
+        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
     )
 
 
@@ -180,3 +185,13 @@ class CheckSpec(Spec):
     """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
 
     kind: ClassVar[str] = "check"
+
+
+@frozen(kw_only=True)
+class RecipeSpec(Spec):
+    """A way of training that ``arb bench quality`` measures. Factory: ``(steps: int) -> Recipe``.
+
+    ``steps`` is the number of optimizer steps of the run that the recipe is for. Since interface 1.1.
+    """
+
+    kind: ClassVar[str] = "recipe"

@@ -40,7 +40,7 @@ def new(*arguments: str) -> Path:
 
 def test_new_writes_a_starter_config_that_validates() -> None:
     assert output("new") == "arb.yaml: written; run it with: arb train arb.yaml\n"
-    assert output("validate", "arb.yaml") == "arb.yaml: valid: decoder on shakespeare, sign_votes, phases standard\n"
+    assert output("validate", "arb.yaml") == "arb.yaml: valid: decoder on shakespeare, scaled_votes, phases standard\n"
 
 
 def test_new_takes_a_path_and_a_template() -> None:

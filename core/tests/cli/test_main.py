@@ -97,7 +97,7 @@ def test_help_of_the_core_alone_is_this(install_plugin, capsys):
         "\n"
         "Commands:\n"
         "  backends  List the kernel backends and explain the choice.\n"
-        "  bench     Measure configs side by side.\n"
+        "  bench     Measure configs and rules.\n"
         "  config    Write, check and explain config files.\n"
         "  doctor    Say what works here and what does not.\n"
         "  eval      Measure a run's model.\n"
@@ -111,7 +111,7 @@ def test_help_of_the_core_alone_is_this(install_plugin, capsys):
 
 def test_the_version_is_that_of_the_distribution(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"arb {__version__} (plugins 1.0)\n"
+    assert capsys.readouterr().out == f"arb {__version__} (plugins 1.1)\n"
     assert version("arb-ternary-core") == __version__
 
 

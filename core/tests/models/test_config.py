@@ -42,6 +42,8 @@ def test_heads_share_the_width_unless_their_size_is_given() -> None:
         ({"float_parts": ["haed"]}, "unknown part 'haed'"),
         ({"float_parts": ["head", "head"]}, "twice"),
         ({"float_parts": ["embedding", "head", "linears"], "gradients": "int8"}, "no effect"),
+        ({"float_parts": ["embedding", "head", "linears"], "vote_bits": 4}, "no effect"),
+        ({"vote_bits": 3}, "vote_bits"),
         ({"float_parts": ["embedding"], "embedding_scale_rule": "frozen"}, "no effect"),
         ({"activation": "gelu"}, "activation"),
         ({"group_size": 100}, "group_size"),

@@ -27,6 +27,7 @@ def test_the_hook_surface_is_the_published_one():
         "arb_register_exporters()",
         "arb_register_commands()",
         "arb_register_checks()",
+        "arb_register_recipes()",
         "arb_plugin_info()",
         "arb_select_backend(request, candidates)",
         "arb_run_start(context)",

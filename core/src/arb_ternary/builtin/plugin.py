@@ -15,10 +15,11 @@ from arb_ternary.specs import (
     ModelSpec,
     OptimizerSpec,
     PhaseSpec,
+    RecipeSpec,
     TrackerSpec,
 )
 
-ARB_API_VERSION = (1, 0)
+ARB_API_VERSION = (1, 1)
 
 
 @hookimpl
@@ -44,6 +45,13 @@ def arb_register_backends() -> Sequence[BackendSpec]:
 def arb_register_optimizers() -> Sequence[OptimizerSpec]:
     return (
         OptimizerSpec(
+            name="scaled_votes",
+            target="arb_ternary.optim.scaled_votes:build",
+            config="arb_ternary.optim.scaled_votes:ScaledVotesConfig",
+            accepts=frozenset({"ternary"}),
+            summary="votes as large as the gradient, rounded stochastically; the default",
+        ),
+        OptimizerSpec(
             name="sign_votes",
             target="arb_ternary.optim.sign_votes:build",
             config="arb_ternary.optim.sign_votes:SignVotesConfig",
@@ -54,7 +62,7 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             name="split",
             target="arb_ternary.optim.split:build",
             config="arb_ternary.optim.split:SplitConfig",
-            accepts=frozenset({"ternary", "float"}),
+            accepts=frozenset({"ternary", "float", "stored"}),
             summary="one optimizer for ternary modules and one for float parameters",
         ),
         OptimizerSpec(
@@ -168,6 +176,37 @@ def arb_register_checks() -> Sequence[CheckSpec]:
 
 
 @hookimpl
+def arb_register_recipes() -> Sequence[RecipeSpec]:
+    return (
+        RecipeSpec(
+            name="float32",
+            target="arb_ternary.run.quality.recipes:float32",
+            summary="every part in float32, trained by AdamW",
+        ),
+        RecipeSpec(
+            name="scaled_votes",
+            target="arb_ternary.run.quality.recipes:scaled_votes",
+            summary="the default rule: votes as large as the gradient, rounded stochastically",
+        ),
+        RecipeSpec(
+            name="sign_votes_3",
+            target="arb_ternary.run.quality.recipes:sign_votes_3",
+            summary="sign votes, three of them to a flip at full rate",
+        ),
+        RecipeSpec(
+            name="sign_votes_8",
+            target="arb_ternary.run.quality.recipes:sign_votes_8",
+            summary="sign votes, eight of them to a flip at full rate",
+        ),
+        RecipeSpec(
+            name="sign_votes_32",
+            target="arb_ternary.run.quality.recipes:sign_votes_32",
+            summary="sign votes, thirty-two of them to a flip at full rate",
+        ),
+    )
+
+
+@hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
         CommandSpec(name="train", target="arb_ternary.cli.train:train", summary="Run a config's phases."),
@@ -177,7 +216,7 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             name="export", target="arb_ternary.cli.export:export", summary="Write a run's model in another form."
         ),
         CommandSpec(name="plot", target="arb_ternary.cli.plot:plot", summary="Draw the curves of runs."),
-        CommandSpec(name="bench", target="arb_ternary.cli.bench:bench", summary="Measure configs side by side."),
+        CommandSpec(name="bench", target="arb_ternary.cli.bench:bench", summary="Measure configs and rules."),
         CommandSpec(
             name="config",
             target="arb_ternary.cli.config_commands:config",

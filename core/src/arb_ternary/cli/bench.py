@@ -10,6 +10,7 @@ import click
 from arb_ternary.cli.config_commands import overrides
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.cli.quality import quality
 
 __all__ = ["bench"]
 
@@ -17,6 +18,9 @@ __all__ = ["bench"]
 @click.group()
 def bench() -> None:
     """Measure, side by side and with the machine on record."""
+
+
+bench.add_command(quality)
 
 
 @bench.command()

@@ -125,6 +125,9 @@ class DecoderConfig:
         "how the exponents of ternary linears, head and gains move: by votes, or not at all",
         validator=in_(("residual", "frozen")),
     )
+    vote_bits: Literal[8, 4, 2] = option(
+        8, "bits of an accumulator of votes; 2 hold one step's votes only", validator=in_((8, 4, 2))
+    )
     embedding_scale_rule: Literal["residual", "frozen", "correlation"] = option(
         "residual",
         "how the exponents of a ternary embedding move: by votes, not at all, or by the gradient's correlation",
@@ -173,6 +176,8 @@ class DecoderConfig:
             raise ValueError(
                 "'gradients': int8 has no effect when embedding, head and linears are all in 'float_parts'"
             )
+        if self.vote_bits != 8 and {"embedding", "head", "linears"} <= set(self.float_parts):
+            raise ValueError("'vote_bits' has no effect when embedding, head and linears are all in 'float_parts'")
         if self.scale_rule != "residual" and {"head", "linears"} <= set(self.float_parts):
             raise ValueError("'scale_rule' has no effect when head and linears are in 'float_parts'")
         if self.embedding_scale_rule != "residual" and "embedding" in self.float_parts:

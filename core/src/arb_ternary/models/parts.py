@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary.models.config import DecoderConfig
+from arb_ternary.models.rms_norm import RMSNorm
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.norm import TernaryRMSNorm
@@ -87,6 +88,7 @@ def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding 
         config.width,
         gradients=config.gradients,
         scale_rule=config.embedding_scale_rule,
+        vote_bits=config.vote_bits,
         exponent_offset=-round(math.log2(config.width) / 2) if config.tie_embeddings else 0,
     )
 
@@ -100,7 +102,7 @@ def make_head(
     return _linear(config, config.width, vocabulary_size, is_float="head" in config.float_parts)
 
 
-def make_norm(config: DecoderConfig, features: int, *, gain: bool) -> nn.RMSNorm | TernaryRMSNorm:
+def make_norm(config: DecoderConfig, features: int, *, gain: bool) -> RMSNorm | TernaryRMSNorm:
     """An RMSNorm over the last dimension.
 
     Args:
@@ -108,10 +110,16 @@ def make_norm(config: DecoderConfig, features: int, *, gain: bool) -> nn.RMSNorm
             float parts); otherwise it has neither parameter nor buffer.
     """
     if gain and "norms" in config.float_parts:
-        return nn.RMSNorm(features, eps=config.norm_eps)
+        return RMSNorm(features, eps=config.norm_eps, gain=True)
     if gain and config.learned_norms:
-        return TernaryRMSNorm(features, eps=config.norm_eps, gradients=config.gradients, scale_rule=config.scale_rule)
-    return nn.RMSNorm(features, eps=config.norm_eps, elementwise_affine=False)
+        return TernaryRMSNorm(
+            features,
+            eps=config.norm_eps,
+            gradients=config.gradients,
+            scale_rule=config.scale_rule,
+            vote_bits=config.vote_bits,
+        )
+    return RMSNorm(features, eps=config.norm_eps, gain=False)
 
 
 def _linear(
@@ -126,4 +134,5 @@ def _linear(
         activations=config.activations,
         gradients=config.gradients,
         scale_rule=config.scale_rule,
+        vote_bits=config.vote_bits,
     )

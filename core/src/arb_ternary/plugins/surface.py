@@ -18,6 +18,7 @@ from arb_ternary.specs import (
     ModelSpec,
     OptimizerSpec,
     PhaseSpec,
+    RecipeSpec,
     Spec,
     TrackerSpec,
 )
@@ -44,6 +45,7 @@ REGISTRATION: Final[dict[str, type[Spec]]] = {
     "arb_register_exporters": ExporterSpec,
     "arb_register_commands": CommandSpec,
     "arb_register_checks": CheckSpec,
+    "arb_register_recipes": RecipeSpec,
 }
 
 #: The hooks that an object on a run's manager can implement.
@@ -63,6 +65,7 @@ NOUNS: Final[dict[str, str]] = {
     "exporter": "exporter",
     "command": "command",
     "check": "check",
+    "recipe": "recipe",
 }
 
 

@@ -6,12 +6,9 @@ that a machine whose speed drifts is as kind to one as to the other. Ratios are 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -21,6 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from arb_ternary.errors import ArbError
+from arb_ternary.run.child import ChildRun
 
 __all__ = ["Compared", "compare", "machine_facts"]
 
@@ -145,21 +143,11 @@ def compare(
 
 def _train(config: Path, directory: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Train in a process of its own; the report, and the most memory that the process held, in bytes."""
-    command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(config), "--run-dir", str(directory)]
-    for override in overrides:
-        command += ["-o", override]
-    log = directory.with_suffix(".log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise ArbError(
-            f"{config}: the run ended with {process.returncode}", "\n".join(log.read_text().splitlines()[-12:])
-        )
-    report: dict[str, Any] = json.loads((directory / "result.json").read_text())
-    # Linux counts in KiB, macOS in bytes.
-    return report, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    child = ChildRun.start(config, directory, overrides)
+    ended = child.wait()
+    if ended.code:
+        raise ArbError(f"{config}: the run ended with {ended.code}", child.last_words())
+    return child.report(), ended.peak_bytes
 
 
 def _summary(config: Path, runs: Sequence[tuple[dict[str, Any], int]]) -> Compared:

@@ -17,7 +17,7 @@ from arb_ternary.backends.select import Selection
 from arb_ternary.config.run import RunConfig
 from arb_ternary.data.protocol import DataSource, MaskingStrategy
 from arb_ternary.errors import ConfigError, Interrupted
-from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary.optim.protocol import collect_trainable, require_accepted
 from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.run.checkpoint import CheckpointStore
 from arb_ternary.run.directory import RunDirectory
@@ -115,8 +115,9 @@ class RunContext:
         return self._phase.name if self._phase is not None else ""
 
     def trains_ternary_modules(self) -> bool:
-        """Whether the model has ternary modules that learn."""
-        return bool(collect_trainable(self.model).ternary)
+        """Whether the model has ternary modules, or others with integer weights, that learn."""
+        trainable = collect_trainable(self.model)
+        return bool(trainable.ternary or trainable.stored)
 
     def make_optimizer(self) -> Optimizer:
         """The config's optimizer over everything in the model that can be trained now.
@@ -125,16 +126,8 @@ class RunContext:
             ConfigError: the model has parts that the optimizer cannot train.
         """
         choice, trainable = self.config.optimizer, collect_trainable(self.model)
-        accepts = getattr(choice.spec, "accepts", frozenset({"ternary", "float"}))
-        for kind, parts in (("ternary", trainable.ternary), ("float", trainable.floats)):
-            if parts and kind not in accepts:
-                noun = "ternary modules" if kind == "ternary" else "float parameters"
-                raise ConfigError(
-                    f"optimizer: {choice.name!r} cannot train {noun}, and the model has {len(parts)} of them, "
-                    f"the first being {next(iter(parts))!r}",
-                    "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
-                )
-        if not trainable.ternary and not trainable.floats:
+        require_accepted("optimizer", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), trainable)
+        if not trainable.parts:
             raise ConfigError("model: nothing in it can be trained; every part is frozen")
         self.optimizer = choice.build(trainable)
         return self.optimizer

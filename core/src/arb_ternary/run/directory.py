@@ -27,7 +27,7 @@ from attrs import frozen
 
 from arb_ternary.errors import ArbError, UsageProblem
 
-__all__ = ["RUNS", "RunDirectory", "write_json"]
+__all__ = ["RUNS", "RunDirectory", "locked", "write_json"]
 
 #: Where runs go that are not given a directory.
 RUNS: Final = Path("runs")
@@ -42,6 +42,26 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+@contextmanager
+def locked(folder: Path, problem: ArbError) -> Iterator[None]:
+    """Hold the lock of ``folder``. It goes with the process, however that ends.
+
+    Raises:
+        ArbError: ``problem``, when another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: there is no lock that a kill releases
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise problem from error
+        yield
 
 
 @frozen
@@ -169,17 +189,9 @@ class RunDirectory:
         Raises:
             UsageProblem: another process trains here.
         """
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system: there is no lock that a kill releases
-            yield
-            return
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageProblem(
-                    f"{self.path}: another process is training in this directory",
-                    "Wait for it, stop it, or choose another directory with --run-dir.",
-                ) from error
+        problem = UsageProblem(
+            f"{self.path}: another process is training in this directory",
+            "Wait for it, stop it, or choose another directory with --run-dir.",
+        )
+        with locked(self.path, problem):
             yield

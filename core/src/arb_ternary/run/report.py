@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from arb_ternary.data.entropy import bigram_entropy, unigram_entropy
+from arb_ternary.run.linear_state import LinearState, linear_state
 from arb_ternary.run.protocol import CheckResult
 from arb_ternary.ternary.audit import Audit, audit
 
@@ -31,6 +32,7 @@ class RunReport:
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0 where it trained on
             nothing.
         audit: what the model stores.
+        linears: training state of the linear weights of its blocks alone.
         checks: outcome of each check, by name.
         phases: steps and final numbers of each phase.
     """
@@ -43,6 +45,7 @@ class RunReport:
     bigram_entropy: float
     tokens_per_second: float
     audit: Audit
+    linears: LinearState
     checks: tuple[tuple[str, CheckResult], ...]
     phases: tuple[dict[str, Any], ...]
 
@@ -73,6 +76,7 @@ class RunReport:
             "bigram_entropy": self.bigram_entropy,
             "tokens_per_second": self.tokens_per_second,
             "audit": self.audit.to_json(),
+            "linears": self.linears.to_json(),
             "checks": [
                 {"name": name, "passed": result.passed, "summary": result.summary, "metrics": dict(result.metrics)}
                 for name, result in self.checks
@@ -95,6 +99,7 @@ def make_report(context: RunContext, checks: Sequence[tuple[str, CheckResult]]) 
         bigram_entropy=bigram_entropy(seen),
         tokens_per_second=context.train_tokens / context.train_seconds if context.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),
+        linears=linear_state(context.model, context.optimizer),
         checks=tuple(checks),
         phases=tuple(
             {"name": choice.name, "steps": result.steps, **result.metrics}
