@@ -61,24 +61,22 @@ def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
-def test_a_killed_study_continues_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    options = ["--rules", "sign_votes_8", "--tokens", str(8 * STEP_TOKENS), "--tuning-tokens", str(8 * STEP_TOKENS)]
+def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    options = ["--rules", "sign_votes_8", "--tokens", str(40 * STEP_TOKENS), "--tuning-tokens", str(40 * STEP_TOKENS)]
     folder = tmp_path / "study"
-    study = subprocess.Popen(
-        [*COMMAND, "--out", str(folder), *options],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
-    )  # fmt: skip
     trials, runs = folder / "trials", folder / "runs"
-    wait_until(lambda: any(trials.glob("*.json")) and bool(under_way(folder)))
-    study.send_signal(signal.SIGKILL)
-    study.wait()
+
+    stopped, code = end_in_the_middle(folder, options, signal.SIGTERM)
+    assert code == 130
+    assert "stopped by SIGTERM after step" in (runs / f"{stopped}.log").read_text()
+
+    killed, code = end_in_the_middle(folder, options, signal.SIGKILL)
+    assert code == -signal.SIGKILL
     finished = {path: path.stat().st_mtime_ns for path in trials.glob("*.json")}
-    (killed, *_) = under_way(folder)
 
     result, said = bench(folder, *options)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    for path in finished:
-        assert f"trial {path.stem[-1]}: loss" not in said
+    assert said.count(": loss ") == 5 - len(finished)
     assert "continuing from step-" in (runs / f"{killed}.log").read_text()
 
     config = folder / "configs" / f"{killed}.yaml"
@@ -88,13 +86,29 @@ def test_a_killed_study_continues_in_the_middle_of_a_run(tmp_path: Path) -> None
     )  # fmt: skip
     assert whole.returncode == 0, whole.stderr
     uninterrupted = json.loads((tmp_path / "whole" / "result.json").read_text())
-    assert result["rules"][0]["tuning"][int(killed[-1])]["loss"] == uninterrupted["validation_loss"]
+    assert json.loads((trials / f"{killed}.json").read_text())["loss"] == uninterrupted["validation_loss"]
+
+
+def end_in_the_middle(folder: Path, options: list[str], number: signal.Signals) -> tuple[str, int]:
+    """Start the study, send it a signal while a run is between two steps; that run, and the study's exit code."""
+    done = len(list(folder.glob("trials/*.json")))
+    study = subprocess.Popen(
+        [*COMMAND, "--out", str(folder), *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
+    )  # fmt: skip
+    wait_until(lambda: len(list(folder.glob("trials/*.json"))) > done and bool(under_way(folder)))
+    running = under_way(folder)[0]
+    study.send_signal(number)
+    return running, study.wait()
 
 
 def under_way(folder: Path) -> list[str]:
-    """Runs that have a checkpoint and no outcome."""
-    started = {path.parents[1].name for path in folder.glob("runs/*/checkpoints/step-*")}
-    return sorted(started - {path.stem for path in (folder / "trials").glob("*.json")})
+    """Runs that have taken a few of their 40 steps."""
+    steps: dict[str, int] = {}
+    for path in folder.glob("runs/*/checkpoints/step-*"):
+        name, step = path.parents[1].name, int(path.name.rpartition("-")[2])
+        steps[name] = max(step, steps.get(name, 0))
+    return [name for name, step in steps.items() if step <= 20]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -121,7 +121,7 @@ class ChildRun:
 
 
 def _threading(threads: int) -> dict[str, str]:
-    """Variables of OpenMP: the number of threads, and a short spin: a long one is many times slower on a busy machine."""
+    """Variables of OpenMP: how many threads, and a short spin; a long one is many times slower on a busy machine."""
     return {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
 
 

@@ -172,7 +172,9 @@ class Pool:
             for running in self._running:
                 running.child.stop()
             for running in self._running:
-                running.child.wait()
+                ended = running.child.wait()
+                if ended.code == 0:  # it had taken its last step when it was asked
+                    self._take(running, ended)
         except BaseException:
             for running in self._running:
                 running.child.kill()
