@@ -295,13 +295,13 @@ class ScaledVoteTests(BackendCase):
 
     # --- apply_scaled_votes ---------------------------------------------------------------------------------------
 
-    @examples(60)
+    @pytest.mark.parametrize("carry", [False, True])
+    @pytest.mark.parametrize("bits", BITS)
+    @examples(15)
     @given(
         rows=st.integers(1, 7),
         columns=st.integers(1, 200),
-        bits=st.sampled_from(BITS),
         decay=st.sampled_from([0, 1, 300, 65535, 65536]),
-        carry=st.booleans(),
         data=st.data(),
     )
     def test_scaled_crossings_flip_carry_and_decay_as_the_rule_says(
