@@ -54,6 +54,7 @@ def test_a_misspelt_optimizer_gets_the_nearest_name_and_the_choices(install_plug
         "  not installed: bop (pip install arb-ternary-qat)\n"
         "  not installed: dqt (pip install arb-ternary-qat)\n"
         "  not installed: gqc.* (pip install arb-ternary-gqc)\n"
+        "  not installed: momentum_votes (pip install arb-ternary-votes)\n"
         "  not installed: signgsd (pip install arb-ternary-signgsd)"
     )
     assert error.exit_code == 2

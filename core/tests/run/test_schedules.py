@@ -16,7 +16,7 @@ def value(kind: str, step: int, *, steps: int = N, warmup: int = W) -> float:
     return scheduled_value(kind, step, steps=steps, warmup=warmup, peak=PEAK, floor=FLOOR)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("kind", ["cosine", "linear", "sqrt", "constant"])
 def test_the_warm_up_rises_linearly_and_reaches_the_peak_on_its_last_step(kind: str) -> None:
     assert value(kind, 0) == pytest.approx(PEAK / W)
     assert value(kind, 4) == pytest.approx(PEAK / 2)
@@ -33,6 +33,12 @@ def test_cosine_is_at_the_mean_in_the_middle_and_at_the_floor_on_the_last_step()
 def test_linear_falls_evenly_to_the_floor_on_the_last_step() -> None:
     assert value("linear", W + 30) == pytest.approx(PEAK - (PEAK - FLOOR) / 3)
     assert value("linear", N - 1) == pytest.approx(FLOOR)
+
+
+def test_sqrt_has_fallen_half_way_after_a_quarter_of_the_steps_and_ends_at_the_floor() -> None:
+    assert value("sqrt", 20, warmup=0, steps=81) == pytest.approx((PEAK + FLOOR) / 2)
+    assert value("sqrt", W + 40) == pytest.approx(PEAK - (PEAK - FLOOR) * 2 / 3)  # 4/9 of the way, whose root is 2/3
+    assert value("sqrt", N - 1) == pytest.approx(FLOOR)
 
 
 def test_two_stage_is_the_line_until_the_middle_and_two_thirds_of_it_from_there_to_the_floor() -> None:

@@ -189,6 +189,31 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
             summary="the default rule: votes as large as the gradient, rounded stochastically",
         ),
         RecipeSpec(
+            name="scaled_votes_reset",
+            target="arb_ternary.run.quality.recipes:scaled_votes_reset",
+            summary="the default rule without the carry: an accumulator starts again after a flip",
+        ),
+        RecipeSpec(
+            name="scaled_votes_exact",
+            target="arb_ternary.run.quality.recipes:scaled_votes_exact",
+            summary="the default rule in integers alone: int8 gradients, votes by shifts",
+        ),
+        RecipeSpec(
+            name="scaled_votes_4bit",
+            target="arb_ternary.run.quality.recipes:scaled_votes_4bit",
+            summary="the default rule with 4-bit accumulators",
+        ),
+        RecipeSpec(
+            name="scaled_votes_2bit",
+            target="arb_ternary.run.quality.recipes:scaled_votes_2bit",
+            summary="the default rule with no accumulator",
+        ),
+        RecipeSpec(
+            name="scaled_votes_pure",
+            target="arb_ternary.run.quality.recipes:scaled_votes_pure",
+            summary="the default rule for embedding and head too, with no float parameter",
+        ),
+        RecipeSpec(
             name="sign_votes_3",
             target="arb_ternary.run.quality.recipes:sign_votes_3",
             summary="sign votes, three of them to a flip at full rate",

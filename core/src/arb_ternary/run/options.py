@@ -33,7 +33,8 @@ class LoopOptions:
     )
     warmup_steps: int = option(0, "steps over which rates rise linearly to their peak", validator=non_negative)
     lr_schedule: ScheduleName = option(
-        "cosine", "how rates fall after the warm-up: cosine, linear, two_stage, constant; none = nothing touches them"
+        "cosine",
+        "how rates fall after the warm-up: cosine, linear, sqrt, two_stage, constant; none = nothing touches them",
     )
     grad_clip: float | None = option(
         None, "largest norm of the gradient of all float parameters together; null = any", validator=optional(positive)

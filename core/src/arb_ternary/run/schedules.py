@@ -5,6 +5,7 @@ last warm-up step is at the peak. From ``t = w`` on, with ``p = (t - w) / (n - 1
 
 * ``constant``: ``peak``
 * ``linear``: ``peak + (floor - peak) * p``
+* ``sqrt``: ``peak + (floor - peak) * sqrt(p)``
 * ``cosine``: ``floor + (peak - floor) * (1 + cos(pi * p)) / 2``
 * ``two_stage``: ``linear`` while ``t < m``, where ``m = max(w, ceil(n / 2))``; from there on a line from
   ``h = max(floor, 2/3 linear(m))`` at step ``m`` to the floor: ``h + (floor - h) * (t - m) / (n - 1 - m)``
@@ -12,6 +13,8 @@ last warm-up step is at the peak. From ``t = w`` on, with ``p = (t - w) / (n - 1
 so that step ``w`` is at the peak (of ``two_stage`` when ``w < m``) and the last step, ``n - 1``, at the floor. ``none``
 leaves every rate alone. ``two_stage`` is the recipe of Microsoft, "The Era of 1-bit LLMs: Training Tips, Code and FAQ",
 2024: half-way the rate drops to two thirds of its line; with a floor of 0 it is ``2/3 linear(t)`` from then on.
+``sqrt`` is the cool-down "1-sqrt" of Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+Durations", 2024, here over the whole run: fast at first, slow in the end.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from torch.optim import Optimizer
 
 __all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
 
-ScheduleName = Literal["cosine", "linear", "two_stage", "constant", "none"]
-SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "two_stage", "constant", "none")
+ScheduleName = Literal["cosine", "linear", "sqrt", "two_stage", "constant", "none"]
+SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "sqrt", "two_stage", "constant", "none")
 
 
 def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, peak: float, floor: float) -> float:
@@ -41,6 +44,8 @@ def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, p
         start = max(floor, line * 2.0 / 3.0)
         return start + (floor - start) * _share(step, middle, steps - 1)
     progress = _share(step, warmup, steps - 1)
+    if kind == "sqrt":
+        return peak + (floor - peak) * math.sqrt(progress)
     if kind in ("linear", "two_stage"):
         return peak + (floor - peak) * progress
     return floor + (peak - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0

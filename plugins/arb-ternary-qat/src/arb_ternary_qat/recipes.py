@@ -46,12 +46,12 @@ def bitnet_two_stage(steps: int) -> Recipe:
 
 def dqt_int8(steps: int) -> Recipe:
     """Direct quantised training with 8-bit weights."""
-    return _direct("int8", {"name": "dqt"}, tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3)))
+    return _direct("int8", {"name": "dqt"}, tuple({"lr": lr} for lr in (4e-3, 8e-3, 16e-3, 32e-3)))
 
 
 def dqt_ternary(steps: int) -> Recipe:
     """Direct quantised training with ternary weights."""
-    return _direct("ternary", {"name": "dqt"}, tuple({"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3)))
+    return _direct("ternary", {"name": "dqt"}, tuple({"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 16e-3)))
 
 
 def bop(steps: int) -> Recipe:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from arb_ternary.run.quality.protocol import Recipe
 
-__all__ = ["float32", "scaled_votes", "sign_votes_3", "sign_votes_8", "sign_votes_32"]
+__all__ = [
+    "float32",
+    "scaled_votes",
+    "scaled_votes_2bit",
+    "scaled_votes_4bit",
+    "scaled_votes_exact",
+    "scaled_votes_pure",
+    "scaled_votes_reset",
+    "sign_votes_3",
+    "sign_votes_8",
+    "sign_votes_32",
+]
 
-#: Learning rates of the float parts beside ternary linears, and rates at the last step, in every combination.
+#: Learning rates of the float parts beside sign votes, and schedules, in every combination.
 _RATES: Final = (4e-3, 8e-3)
-_FLOORS: Final = (0.05, 0.1)
+_SCHEDULES: Final = ("cosine", "linear")
 
 
 def float32(steps: int) -> Recipe:
@@ -21,24 +33,67 @@ def float32(steps: int) -> Recipe:
             "model": {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"},
             "optimizer": {"name": "adamw"},
         },
-        trials=tuple({"optimizer": {"lr": lr}} for lr in (1e-3, 2e-3, 4e-3, 8e-3)),
+        trials=tuple(
+            {"optimizer": {"lr": lr}, "phase": {"lr_schedule": schedule}}
+            for lr, schedule in ((2e-3, "cosine"), (4e-3, "cosine"), (4e-3, "linear"), (8e-3, "linear"))
+        ),
         without=("model.group_size", "model.scale_rule"),
     )
 
 
 def scaled_votes(steps: int) -> Recipe:
     """The default rule."""
-    return Recipe(
-        overrides={
-            "optimizer": {
-                "name": "split",
-                "ternary": {"name": "scaled_votes"},
-                "float": {"name": "adamw", "lr": 8e-3, "weight_decay": 0.0},
-            },
-            "phase": {"lr_schedule": "linear"},
+    return _scaled_votes()
+
+
+def scaled_votes_reset(steps: int) -> Recipe:
+    """The default rule without the carry: an accumulator starts again in the middle of its cell."""
+    return _scaled_votes(ternary={"carry": False})
+
+
+def scaled_votes_exact(steps: int) -> Recipe:
+    """The default rule in integers alone: int8 gradients, and votes by shifts."""
+    return _scaled_votes(exact=True)
+
+
+def scaled_votes_4bit(steps: int) -> Recipe:
+    """The default rule with 4-bit accumulators: six bits a weight."""
+    return _scaled_votes(model={"vote_bits": 4}, ternary={"carry": False})
+
+
+def scaled_votes_2bit(steps: int) -> Recipe:
+    """The default rule with no accumulator: a flip is drawn from the votes of one step."""
+    return _scaled_votes(model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04))
+
+
+def scaled_votes_pure(steps: int) -> Recipe:
+    """The default rule for embedding and head too: no float parameter is left."""
+    recipe = _scaled_votes(model={"float_parts": [], "logit_scale": -1, "embedding_scale_rule": "frozen"})
+    overrides = {**recipe.overrides, "optimizer": {"name": "scaled_votes"}}
+    rates = [trial["optimizer"]["ternary"]["lr"] for trial in recipe.trials]
+    return Recipe(overrides=overrides, trials=tuple({"optimizer": {"lr": rate}} for rate in rates))
+
+
+def _scaled_votes(
+    *,
+    model: Mapping[str, Any] | None = None,
+    ternary: Mapping[str, Any] | None = None,
+    exact: bool = False,
+    rates: Sequence[float] = (0.1, 0.15, 0.2, 0.3),
+) -> Recipe:
+    overrides: dict[str, Any] = {
+        "optimizer": {
+            "name": "split",
+            "ternary": {"name": "scaled_votes", **(ternary or {})},
+            "float": {"name": "adamw", "lr": 8e-3, "weight_decay": 0.0},
         },
-        trials=tuple({"optimizer": {"ternary": {"lr": lr}}} for lr in (0.1, 0.15, 0.2, 0.3)),
-    )
+        "phase": {"lr_schedule": "sqrt"},
+    }
+    if model is not None:
+        overrides["model"] = dict(model)
+    if exact:
+        overrides["exact"] = True
+    return Recipe(overrides=overrides, trials=tuple({"optimizer": {"ternary": {"lr": rate}}} for rate in rates))
 
 
 def sign_votes_3(steps: int) -> Recipe:
@@ -66,6 +121,7 @@ def _sign_votes(threshold: int) -> Recipe:
             }
         },
         trials=tuple(
-            {"optimizer": {"float": {"lr": lr}}, "phase": {"min_rate": floor}} for lr, floor in product(_RATES, _FLOORS)
+            {"optimizer": {"float": {"lr": lr}}, "phase": {"lr_schedule": schedule}}
+            for lr, schedule in product(_RATES, _SCHEDULES)
         ),
     )

@@ -1,0 +1,231 @@
+"""Momentum votes: the accumulator is the momentum, and a flip feeds back what it took.
+
+A vote is the gradient, normalised by row and column as in the default rule, times a number of quanta that does not
+depend on the rate, rounded stochastically by the kernel ``cast_scaled_votes``. Accumulators decay by a share a step, so
+that they are exponential sums of the votes: the momentum of SGD in 8 (or 4) bits. A trit takes a step where the
+momentum passes a threshold, which is then subtracted: the momentum keeps what the flip did not do (error feedback). The
+threshold of each module is servoed (:mod:`arb_ternary_votes.servo`) so that the share of flips follows the schedule.
+The rate acts on nothing else but the exponents and an integer bias.
+
+All state is integer: accumulators in the modules, two int16 vectors of magnitudes and one int16 level a weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from attrs import asdict, evolve
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.magnitudes import Magnitudes
+from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.sign_votes import effective_threshold
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.control import STEP, hash_words
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes.config import MomentumVotesConfig
+from arb_ternary_votes.servo import exact_threshold, level_of, next_level, whole_threshold
+
+__all__ = ["SPREADS", "MomentumVotes", "build"]
+
+#: Standard deviation of the momentum of independent gradients by bits of an accumulator, in quanta, where ``quanta`` is
+#: not given: five of them fit into 8 bits, and three into 4 with the noise of rounding, which is as large as the votes.
+SPREADS: Final = {8: 24.0, 4: 1.5}
+#: Standard deviations at which the threshold starts.
+_START: Final = 3.0
+
+
+class MomentumVotes(TernaryOptimizer):
+    """The momentum-vote optimizer; see the module's docstring for the rule.
+
+    The groups' ``lr`` is 1 at birth: a rate that a schedule drives. With a rate of 0 nothing is cast, flips or decays.
+    A loss signal is looked at only for whether it is finite. A step's statistics have ``flip_threshold``, the mean
+    threshold of the modules.
+
+    Args:
+        modules: ternary modules by qualified name.
+        options: of the rule; None takes the defaults.
+
+    Raises:
+        ConfigError: a module has 2-bit accumulators, which cannot hold a momentum, or exponents that learn by
+            correlation; or ``quanta`` are more than its accumulators hold.
+    """
+
+    def __init__(self, modules: Mapping[str, TernaryModule], options: MomentumVotesConfig | None = None) -> None:
+        options = MomentumVotesConfig() if options is None else options
+        for name, module in modules.items():
+            _check(name, module, options)
+        super().__init__(modules, asdict(options))
+        self._magnitudes: list[list[Magnitudes]] = []
+        self._levels: list[list[int]] = []
+        for group, members in zip(self.param_groups, self._modules, strict=True):
+            shapes = [(m.shape.out_features, m.shape.in_features, m.weight.device) for m in members]
+            self._magnitudes.append([Magnitudes(*shape) for shape in shapes])
+            self._levels.append([_first_level(group, module) for module in members])
+        for module in modules.values():
+            module.use_scaled_votes(integer=_casts_integers(module))
+        self._refresh_scales()
+
+    def thresholds(self) -> list[float]:
+        """The threshold of every module, in the order of :attr:`modules`; a step uses a whole number next to it."""
+        return [exact_threshold(level) / 65536 for levels in self._levels for level in levels]
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
+    ) -> StepOutcome:
+        """Flip by the momentum, then let it decay, then move the thresholds; see :meth:`TernaryOptimizer.step`."""
+        outcome = super().step(closure, loss_signal=loss_signal)
+        if not outcome.stepped:
+            return outcome
+        thresholds = self.thresholds()
+        return evolve(outcome, statistics={"flip_threshold": math.fsum(thresholds) / len(thresholds)})
+
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+        flips = torch.zeros((), dtype=torch.int64)
+        moves = torch.zeros((), dtype=torch.int64)
+        index = next(i for i, other in enumerate(self._modules) if other is modules)
+        levels = self._levels[index]
+        for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
+            assert module.magnitudes is not None
+            voted = False
+            if not module.frozen and bool(module.magnitudes.any()):
+                voted = magnitudes.steps > 0
+                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"])
+            _set_scale(module, magnitudes, group)
+            if module.frozen or group["lr"] <= 0:
+                continue
+            if module.voting_exponents() is not None:
+                moves += kernel(module.backend, "apply_exponent_votes")(
+                    module.exponent,
+                    module.exponent_votes,
+                    module.exponent_origin,
+                    group["e_accum_threshold"],
+                    group["band"],
+                    0,
+                ).to(moves.device)
+                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
+            largest = module.shape.largest_vote
+            flipped = kernel(module.backend, "apply_scaled_votes")(
+                module.weight,
+                module.votes,
+                whole_threshold(levels[i], int(module.control[STEP]), largest),
+                round(65536 * group["decay"]),
+                group["carry"],
+                *hash_words(module.control),
+                module.shape,
+            )
+            torch.autograd.graph.increment_version((module.weight, module.votes))
+            flips += flipped.to(flips.device)
+            elements = module.shape.out_features * module.shape.in_features
+            if voted and elements:
+                levels[i] = next_level(
+                    levels[i],
+                    int(flipped),
+                    elements,
+                    min(1.0, group["flip_rate"] * group["lr"] ** group["power"]),
+                    gain=group["gain"],
+                    dead_band=group["dead_band"],
+                    largest=largest,
+                )
+            if isinstance(module, TernaryLinear):
+                module.apply_bias_votes(effective_threshold(group["accum_threshold"], group["lr"], 0.0, None, None))
+        return flips, moves
+
+    def _refresh_scales(self) -> None:
+        """Set every module's scales from the state and the current rates."""
+        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            for module, magnitudes in zip(modules, tracked, strict=True):
+                _set_scale(module, magnitudes, group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings, counters, and the running magnitudes and the threshold's level of every module."""
+        return {
+            **super().state_dict(),
+            "magnitudes": [[magnitudes.state_dict() for magnitudes in group] for group in self._magnitudes],
+            "levels": [torch.tensor(levels, dtype=torch.int16) for levels in self._levels],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: it is of other modules.
+        """
+        super().load_state_dict(state_dict)
+        for tracked, saved in zip(self._magnitudes, state_dict["magnitudes"], strict=True):
+            for magnitudes, state in zip(tracked, saved, strict=True):
+                magnitudes.load_state_dict(state)
+        levels = [[int(level) for level in saved] for saved in state_dict["levels"]]
+        if [len(group) for group in levels] != [len(group) for group in self._levels]:
+            raise ValueError("the levels of the thresholds are those of another number of modules")
+        self._levels = levels
+        self._refresh_scales()
+
+
+def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> None:
+    """See that the rule can train ``module``; raises ConfigError."""
+    bits, largest = module.shape.vote_bits, module.shape.largest_vote
+    if bits not in SPREADS:
+        raise ConfigError(
+            f"optimizer: momentum_votes keeps a momentum in the accumulators, and those of {name!r} have {bits} bits",
+            "Use vote_bits 8 or 4, or the optimizer scaled_votes.",
+        )
+    if module.scale_rule == "correlation":
+        raise ConfigError(
+            f"optimizer: momentum_votes casts scaled votes, and the exponents of {name!r} learn by the signs of "
+            "gradients (scale_rule correlation)",
+            "Use the scale rule residual or frozen, or the optimizer sign_votes.",
+        )
+    if options.quanta is not None and options.quanta > largest:
+        raise ConfigError(
+            f"quanta: {options.quanta:g} do not fit the {bits}-bit accumulators of {name!r}, which hold up to {largest}"
+        )
+
+
+def _quanta(group: Mapping[str, Any], module: TernaryModule) -> float:
+    """Votes for a gradient of one standard deviation.
+
+    The exponential sum of independent votes has the variance of one over ``1 - beta**2``.
+    """
+    if group["quanta"] is not None:
+        return float(group["quanta"])
+    return SPREADS[module.shape.vote_bits] * math.sqrt(1.0 - (1.0 - group["decay"]) ** 2)
+
+
+def _first_level(group: Mapping[str, Any], module: TernaryModule) -> int:
+    spread = _quanta(group, module) / math.sqrt(1.0 - (1.0 - group["decay"]) ** 2)
+    return level_of(max(1, min(round(_START * spread), module.shape.largest_vote)))
+
+
+def _casts_integers(module: TernaryModule) -> bool:
+    """Whether the gradient of the module's weight is an exact integer."""
+    return module.gradients == "int8" and getattr(module, "activations", "int8") == "int8"
+
+
+def _set_scale(module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
+    """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
+    assert module.vote_scale is not None
+    integer = _casts_integers(module)
+    if magnitudes.steps == 0 or group["lr"] <= 0:
+        module.vote_scale.fill_(31 if integer else 0)
+        module.vote_limit = 1
+        return
+    quanta = _quanta(group, module)
+    module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
+    module.vote_limit = max(1, min(round(256 * group["clip"] * quanta), 256 * module.shape.largest_vote))
+    # Votes do not know the rate here, so that the exponents follow the schedule by whole powers of two.
+    score = quanta * math.sqrt(module.shape.group_size)
+    shift = round(math.log2(score / (group["exponent_rate"] * group["lr"] * group["e_accum_threshold"])))
+    module.exponent_shift = min(31, max(0, shift))
+
+
+def build(config: MomentumVotesConfig, trainable: Trainable) -> MomentumVotes:
+    """Factory of the optimizer ``momentum_votes``: all ternary modules of ``trainable``."""
+    return MomentumVotes(trainable.ternary, config)

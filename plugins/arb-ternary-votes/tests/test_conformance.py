@@ -1,0 +1,26 @@
+"""Momentum votes pass the suite that every optimizer has to pass."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.testing import OptimizerSuite
+
+
+class TestMomentumVotes(OptimizerSuite):
+    component = "momentum_votes"
+
+
+class TestWithoutMomentumAndCarry(OptimizerSuite):
+    component = "momentum_votes"
+    options: ClassVar = {"decay": 1.0, "carry": False, "flip_rate": 0.02, "power": 2.0, "quanta": 16.0}
+
+
+class TestNarrowIntegerVotes(OptimizerSuite):
+    component = "momentum_votes"
+
+    def make_model(self, part: str) -> nn.Module:
+        return nn.Sequential(TernaryLinear(64, 4, group_size=32, gradients="int8", vote_bits=4))
