@@ -1,4 +1,4 @@
-"""The table of what the demo measures, from ``benchmarks/results/demo.json`` into README.md and the documentation.
+"""The tables of measured figures, from ``benchmarks/results`` into README.md and the documentation.
 
 ``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
 differs.
@@ -13,14 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from arb_ternary.run.quality.result import markdown
+
 ROOT = Path(__file__).parents[2]
-FIGURES = ROOT / "benchmarks" / "results" / "demo.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "explanation" / "measurements.md")
-START, END = "<!-- demo-table -->", "<!-- /demo-table -->"
-TITLES = {"demo": "ternary, `sign_votes`", "float32": "float32, AdamW"}
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
+TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
-def table(figures: dict[str, Any]) -> str:
+def demo_table(figures: dict[str, Any]) -> str:
     """The figures as a Markdown table, with the machine below it."""
     rows = figures["configs"]
     machine = figures["machine"]
@@ -54,12 +56,25 @@ def line(what: str, cells: list[str]) -> str:
     return f"| {what} | " + " | ".join(cells) + " |"
 
 
-def filled(page: str, content: str) -> str:
+def quality_table(result: dict[str, Any]) -> str:
+    """What ``arb bench quality`` prints."""
+    return markdown(result).strip()
+
+
+#: Marker, file of results, what makes a table of it, pages.
+TABLES = (
+    ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
+    ("quality-small", "quality-small/result.json", quality_table, (MEASUREMENTS,)),
+)
+
+
+def filled(page: str, marker: str, content: str) -> str:
     """``page`` with ``content`` between the markers."""
-    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(page):
-        raise SystemExit(f"a page has no {START} ... {END}")
-    return pattern.sub(lambda _: f"{START}\n\n{content}\n\n{END}", page)
+        raise SystemExit(f"a page has no {start} ... {end}")
+    return pattern.sub(lambda _: f"{start}\n\n{content}\n\n{end}", page)
 
 
 def main() -> int:
@@ -67,17 +82,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="replace what differs")
     write = parser.parse_args().write
-    content = table(json.loads(FIGURES.read_text(encoding="utf-8")))
-    outdated = []
-    for path in PAGES:
-        page = path.read_text(encoding="utf-8")
-        wanted = filled(page, content)
-        if page != wanted:
-            outdated.append(path.name)
-            if write:
-                path.write_text(wanted, encoding="utf-8")
+    outdated = set()
+    for marker, file, table, paths in TABLES:
+        content = table(json.loads((RESULTS / file).read_text(encoding="utf-8")))
+        for path in paths:
+            page = path.read_text(encoding="utf-8")
+            wanted = filled(page, marker, content)
+            if page != wanted:
+                outdated.add(path.name)
+                if write:
+                    path.write_text(wanted, encoding="utf-8")
     if outdated and not write:
-        print(f"out of date: {', '.join(outdated)}; rewrite with: make generate", file=sys.stderr)
+        print(f"out of date: {', '.join(sorted(outdated))}; rewrite with: make generate", file=sys.stderr)
         return 1
     return 0
 
