@@ -1,4 +1,4 @@
-"""The reference layout, against GGUF's description of TQ2_0 restated on Python integers."""
+"""The reference layout, against GGUF's description of TQ2_0 restated on Python integers, rows cut to whole bytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from arb_ternary.backends.layout import pack_trits, packed_columns, unpack_trits
 
 
 def pack_in_python(row: list[int]) -> list[int]:
-    padded = row + [0] * (-len(row) % 128)
     out = []
-    for start in range(0, len(padded), 128):
-        block = padded[start : start + 128]
-        out += [sum((block[j + 32 * n] + 1) << (2 * n) for n in range(4)) for j in range(32)]
+    for start in range(0, len(row), 128):
+        block = row[start : start + 128]
+        block += [0] * (-len(block) % 4)
+        lanes = len(block) // 4
+        out += [sum((block[j + lanes * n] + 1) << (2 * n) for n in range(4)) for j in range(lanes)]
     return out
 
 
@@ -27,12 +28,12 @@ def pack_in_python(row: list[int]) -> list[int]:
 def test_packing_follows_the_byte_order_and_unpacks_to_the_same_trits(rows: int, columns: int, seed: int) -> None:
     trits = np.random.default_rng(seed).integers(-1, 2, (rows, columns), dtype=np.int8)
     packed = pack_trits(torch.from_numpy(trits))
-    assert packed.shape == (rows, packed_columns(columns))
+    assert packed.shape == (rows, packed_columns(columns)) == (rows, (columns + 3) // 4)
     assert packed.tolist() == [pack_in_python(row) for row in trits.tolist()]
     assert torch.equal(unpack_trits(packed, columns), torch.from_numpy(trits))
 
 
-def test_every_remainder_of_the_superblock_round_trips() -> None:
+def test_every_remainder_of_a_block_round_trips() -> None:
     for columns in range(257):
         trits = torch.randint(-1, 2, (2, columns), dtype=torch.int8)
         assert torch.equal(unpack_trits(pack_trits(trits), columns), trits)
