@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from arb_ternary.cli.bench_kernels import kernels
+from arb_ternary.cli.bench_step import step
 from arb_ternary.cli.config_commands import overrides
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
@@ -21,6 +23,8 @@ def bench() -> None:
 
 
 bench.add_command(quality)
+bench.add_command(kernels)
+bench.add_command(step)
 
 
 @bench.command()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.module import TernaryModule
     from arb_ternary.ternary.stored import StoredWeights
 
-__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable", "require_accepted"]
+__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable", "copied_attributes", "require_accepted"]
 
 
 @frozen
@@ -63,13 +63,29 @@ class StepOutcome:
     statistics: Mapping[str, float] = field(factory=dict)
 
 
-def as_outcome(result: Any) -> StepOutcome:
-    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None."""
+def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
+    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None.
+
+    A wrapper that returns a bool may keep the numbers of that step in its attribute ``last_outcome``.
+    """
     if isinstance(result, StepOutcome):
         return result
     if isinstance(result, bool):
+        last = getattr(optimizer, "last_outcome", None)
+        if isinstance(last, StepOutcome) and last.stepped == result:
+            return last
         return StepOutcome(stepped=result)
     return StepOutcome()
+
+
+def copied_attributes(optimizer: Any) -> dict[str, Any]:
+    """What a copy or a pickle of ``optimizer`` holds, for its ``__getstate__``: all attributes of its own.
+
+    torch's optimizers hold groups and state alone. As theirs do, a copy leaves hooks behind, and the patch that a
+    scheduler made of ``step``.
+    """
+    own = vars(optimizer).items()
+    return {name: value for name, value in own if name != "step" and not name.endswith(("_pre_hooks", "_post_hooks"))}
 
 
 def collect_trainable(model: nn.Module) -> Trainable:

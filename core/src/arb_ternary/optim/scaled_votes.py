@@ -134,6 +134,7 @@ class ScaledVotes(TernaryOptimizer):
         moves = torch.zeros((), dtype=torch.int64)
         tracked = self._magnitudes[next(i for i, other in enumerate(self._modules) if other is modules)]
         decay = round(65536 * min(1.0, group["leak"] * group["lr"]))
+        group["vote_rate"] = group["lr"]
         for module, magnitudes in zip(modules, tracked, strict=True):
             assert module.magnitudes is not None
             if not module.frozen and bool(module.magnitudes.any()):
@@ -167,8 +168,9 @@ class ScaledVotes(TernaryOptimizer):
         return flips, moves
 
     def _refresh_scales(self) -> None:
-        """Set every module's scales from the state and the current rates."""
+        """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            group.setdefault("vote_rate", group["lr"])
             for module, magnitudes in zip(modules, tracked, strict=True):
                 _set_scale(module, magnitudes, group)
 
@@ -200,7 +202,7 @@ def _set_scale(module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str
     assert module.vote_scale is not None
     integer = _casts_integers(module)
     cell = _cell(group, module)
-    quanta = float(group["lr"]) * cell
+    quanta = float(group["vote_rate"]) * cell
     if magnitudes.steps == 0 or quanta <= 0:
         module.vote_scale.fill_(31 if integer else 0)
         module.vote_limit = 1

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, require_accepted
+from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, copied_attributes, require_accepted
 
 __all__ = ["JoinedOptimizer", "SplitConfig", "build"]
 
@@ -47,6 +47,9 @@ class JoinedOptimizer(Optimizer):
         self.param_groups = groups
         self._complete = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        return copied_attributes(self)
+
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, **signals: Any
@@ -61,7 +64,7 @@ class JoinedOptimizer(Optimizer):
         outcomes = []
         for part in self.parts.values():
             ternary = any(group.get("kind") == "ternary" for group in part.param_groups)
-            outcome = as_outcome(part.step(**signals) if ternary else part.step())
+            outcome = as_outcome(part.step(**signals) if ternary else part.step(), part)
             if outcome.skipped:
                 self.zero_grad()
                 return outcome

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.optim.protocol import StepOutcome, copied_attributes
 from arb_ternary.ternary.control import MICRO, STEP
 from arb_ternary.ternary.module import TernaryModule
 
@@ -64,6 +64,9 @@ class TernaryOptimizer(Optimizer):
     def modules(self) -> list[TernaryModule]:
         """All modules, group by group."""
         return [module for group in self._modules for module in group]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copied_attributes(self)
 
     @abstractmethod
     def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:

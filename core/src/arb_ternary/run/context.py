@@ -234,7 +234,11 @@ class RunContext:
         self.metrics.write(record)
         speed = {"tokens_per_second": self.tokens_per_second}
         self.observers.step_end(self, self.step, {**record, **speed, "time": time.time()})
+        known = {"loss", "flips", "lr", "rate", "grad_norm", "exponent_moves", "draws"}
         shown = {key: metrics[key] for key in ("loss", "flips", "lr", "rate", "grad_norm") if key in metrics}
+        if metrics.get("draws", 1) != 1:
+            shown["draws"] = metrics["draws"]
+        shown.update((key, value) for key, value in metrics.items() if key not in known)
         self.reporter.step(phase_step, {**shown, "tok/s": round(self.tokens_per_second)}, log)
 
     def record_skip(self, what: str, value: float, micro_batch: int) -> None:

@@ -2,8 +2,9 @@
 
 What a loop asks of an optimizer beyond ``torch.optim.Optimizer``, all of it optional:
 
-* ``step()`` may return a ``StepOutcome`` or a bool. ``stepped=False`` defers: gradients and votes stay, the loop draws
-  the next micro-batch, and neither ``zero_grad`` is called nor does the schedule advance before a real step.
+* ``step()`` may return a ``StepOutcome``, or a bool with the ``StepOutcome`` in ``last_outcome``. ``stepped=False``
+  defers: gradients and votes stay, the loop draws the next micro-batch, and neither ``zero_grad`` is called nor does
+  the schedule advance before a real step.
 * ``step`` may take ``loss_signal``: the mean loss of the micro-batches since the last call, a number.
 * ``defers`` is true on one that may defer; gradient clipping is then refused, for it would clip a partial sum.
 * ``inner``: see :func:`arb_ternary.run.schedules.scheduled_groups`.
@@ -293,9 +294,9 @@ class TrainingLoop:
     def _step(self, signals: Mapping[str, float]) -> StepOutcome:
         optimizer, scaler = self._parts.optimizer, self._parts.scaler
         if scaler is None:
-            return as_outcome(optimizer.step(**signals))  # type: ignore[call-overload]
+            return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
         before = scaler.get_scale()
-        outcome = as_outcome(scaler.step(optimizer, **signals))
+        outcome = as_outcome(scaler.step(optimizer, **signals), optimizer)
         scaler.update()
         if scaler.get_scale() < before:  # the scaler found a gradient that is not finite and did not call the optimizer
             optimizer.zero_grad()
@@ -326,7 +327,9 @@ class TrainingLoop:
         parts, in_flight = self._parts, self._in_flight
         gradients = {name: p.grad for name, p in parts.model.named_parameters() if p.grad is not None}
         # Between steps the statistics of the gradients are zero, and of no interest.
-        statistics = {name: m.stats for name, m in ternary_modules(parts.model)} if in_flight.losses else {}
+        modules = ternary_modules(parts.model) if in_flight.losses else []
+        statistics = {name: m.stats for name, m in modules}
+        magnitudes = {name: m.magnitudes for name, m in modules if m.magnitudes is not None}
         return {
             "step": self.step,
             "micro_batches": self.micro_batches,
@@ -341,6 +344,7 @@ class TrainingLoop:
                 "tokens": list(in_flight.tokens),
                 "gradients": gradients,
                 "statistics": statistics,
+                "magnitudes": magnitudes,
             },
             "runtime": runtime_state(parts.model),
             "rng": global_rng_state(self.context.device),
@@ -366,6 +370,8 @@ class TrainingLoop:
         for name, module in ternary_modules(parts.model):
             if name in in_flight["statistics"]:
                 module.stats.copy_(in_flight["statistics"][name])
+            if module.magnitudes is not None and name in in_flight.get("magnitudes", {}):
+                module.magnitudes.copy_(in_flight["magnitudes"][name])
         load_runtime_state(parts.model, state["runtime"], self.context.device)
         restore_global_rng(state["rng"], self.context.device)
 

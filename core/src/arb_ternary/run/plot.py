@@ -32,7 +32,8 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
     """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
 
     Training loss (thin: every step; thick: smoothed), validation loss as points, and the unigram and bigram entropies
-    of the validation tokens as horizontal lines where a finished run has measured them.
+    of the validation tokens as horizontal lines where a finished run has measured them. Below, the micro-batches
+    of each step, where a run took more than one.
 
     Raises:
         ArbError: a run has no step yet, or the file cannot be written.
@@ -43,12 +44,17 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
 
     figure = Figure(figsize=(8.0, 5.0), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    metrics = [read_metrics(run.metrics_file) for run in runs]
+    draws = [_points(records, "train", "draws") for records in metrics]
+    if any(count != 1 for points in draws for _, count in points):
+        axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        _draw_draws(lower, draws)
+    else:
+        axes = lower = figure.add_subplot()
     entropies: dict[str, float] = {}
     top: list[float] = []
-    for index, run in enumerate(runs):
+    for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
-        records = read_metrics(run.metrics_file)
         train = _points(records, "train")
         if not train:
             raise ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
@@ -82,13 +88,14 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
             fontsize=8,
             color="0.35",
         )
-    axes.set_xlabel("optimizer step")
+    lower.set_xlabel("optimizer step")
     axes.set_ylabel("loss, nats a token")
     axes.set_title(" and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
     axes.set_ylim(top=max([*top, *entropies.values()]) * 1.05)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    for each in {axes, lower}:
+        each.grid(color="0.9", linewidth=0.6)
+        each.set_axisbelow(True)
+        each.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +104,21 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
 
 
-def _points(records: Sequence[dict[str, Any]], event: str) -> list[tuple[int, float]]:
-    """Step and loss of each record of ``event``; a non-finite loss is a string there and is left out."""
-    found = [(record["step"], record["loss"]) for record in records if record.get("event") == event]
-    return [(step, loss) for step, loss in found if isinstance(loss, int | float)]
+def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Micro-batches a step of each run: thin every step, thick smoothed."""
+    for index, points in enumerate(points for points in draws if points):
+        colour = _COLOURS[index % len(_COLOURS)]
+        steps, counts = zip(*points, strict=True)
+        axes.plot(steps, counts, color=colour, linewidth=0.6, alpha=0.3)
+        axes.plot(steps, smoothed(counts, len(counts) // 80), color=colour, linewidth=1.6)
+    axes.set_ylabel("draws a step")
+    axes.set_ylim(bottom=0)
+
+
+def _points(records: Sequence[dict[str, Any]], event: str, key: str = "loss") -> list[tuple[int, float]]:
+    """Step and ``key`` of each record of ``event``; a number that is not finite is a string there and is left out."""
+    found = [(record["step"], record.get(key)) for record in records if record.get("event") == event]
+    return [(step, value) for step, value in found if isinstance(value, int | float)]
 
 
 def _entropies(run: RunDirectory) -> dict[str, float]:

@@ -15,6 +15,8 @@ from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, colle
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.optim.update import ternary_update
 from arb_ternary.plugins.manager import manager
+from arb_ternary.run.loop import takes_loss_signal
+from arb_ternary.run.schedules import scheduled_groups
 from arb_ternary.specs import OptimizerSpec
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.linear import TernaryLinear
@@ -51,6 +53,8 @@ _MODELS: Mapping[str, Callable[[], nn.Module]] = {
 
 class OptimizerSuite(ComponentCase):
     """Everything that an optimizer has to do, of float parameters, of ternary modules or of both.
+
+    A wrapper is looked at through its attribute ``inner``: the groups that hold what it trains may be that one's.
 
     Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and set ``parts``).
 
@@ -117,23 +121,30 @@ class OptimizerSuite(ComponentCase):
         """Micro-batches ``start`` to ``stop - 1``, as the training loop takes them."""
         outcomes = []
         for step in range(start, stop):
-            self._loss(model, step).backward()  # type: ignore[no-untyped-call]
-            outcomes.append(as_outcome(optimizer.step()))
+            loss = self._loss(model, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            outcomes.append(self._step(optimizer, float(loss.detach())))
             if outcomes[-1].stepped:
                 optimizer.zero_grad()
         return outcomes
+
+    def _step(self, optimizer: Optimizer, loss: float = 1.0) -> StepOutcome:
+        """Step with the loss of the micro-batch, if the optimizer wants to know it."""
+        signals = {"loss_signal": loss} if takes_loss_signal(optimizer) else {}
+        return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
 
     # --- the object -----------------------------------------------------------------------------------------------
 
     def test_it_is_a_torch_optimizer_whose_groups_a_schedule_can_drive(self, part: str) -> None:
         _, optimizer = self._start(part)
         assert isinstance(optimizer, Optimizer)
-        for group in optimizer.param_groups:
+        for group in scheduled_groups(optimizer):
             assert group["kind"] in ("float", "ternary")
             assert group["lr"] > 0
         before = [group["lr"] for group in optimizer.param_groups]
+        assert before
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-        optimizer.step()
+        self._step(optimizer)
         schedule.step()
         assert [group["lr"] for group in optimizer.param_groups] == [0.5 * lr for lr in before]
 
@@ -141,7 +152,7 @@ class OptimizerSuite(ComponentCase):
         model, optimizer = self._start(part)
         trainable = collect_trainable(model)
         grouped = {
-            kind: [id(p) for group in optimizer.param_groups if group["kind"] == kind for p in group["params"]]
+            kind: [id(p) for group in scheduled_groups(optimizer) if group["kind"] == kind for p in group["params"]]
             for kind in ("float", "ternary")
         }
         assert sorted(grouped["float"]) == sorted(id(p) for p in trainable.floats.values())
@@ -170,7 +181,7 @@ class OptimizerSuite(ComponentCase):
             before = _weights(model)
             self._loss(model, step).backward()  # type: ignore[no-untyped-call]
             _assert_equal(_weights(model), before)
-            if as_outcome(optimizer.step()).stepped:
+            if self._step(optimizer).stepped:
                 optimizer.zero_grad()
             else:
                 _assert_equal(_weights(model), before)
@@ -191,7 +202,7 @@ class OptimizerSuite(ComponentCase):
 
     def test_with_a_rate_of_zero_nothing_learns(self, part: str) -> None:
         model, optimizer = self._start(part)
-        for group in optimizer.param_groups:
+        for group in scheduled_groups(optimizer):
             group["lr"] = 0.0
         before = _weights(model)
         self._advance(model, optimizer, 0, 40 * self.draws)
@@ -201,14 +212,14 @@ class OptimizerSuite(ComponentCase):
         model, optimizer = self._start(part)
         before = _weights(model)
         for _ in range(3 * self.draws):
-            optimizer.step()
+            self._step(optimizer)
         _assert_equal(_weights(model), before)
 
     def test_zero_grad_clears_gradients_and_statistics(self, part: str) -> None:
         model, optimizer = self._start(part)
         while True:
             self._loss(model, 0).backward()  # type: ignore[no-untyped-call]
-            if as_outcome(optimizer.step()).stepped:
+            if self._step(optimizer).stepped:
                 break
         optimizer.zero_grad()
         for parameter in model.parameters():

@@ -68,7 +68,7 @@ class TernarySignGSD(SignVotes):
                 f"not {weight_decay!r}"
             )
         super().__init__(modules, **asdict(votes or SignVotesConfig()))
-        self._names = {id(module): name for name, module in modules.items()}
+        self._named = dict(modules)
         for group in self.param_groups:
             group.update(weight_decay=weight_decay, nan_policy=nan_policy)
 
@@ -86,7 +86,7 @@ class TernarySignGSD(SignVotes):
         ]
         for policy, module, count in poisoned:
             if policy == "error":
-                name = self._names[id(module)]
+                name = next(name for name, other in self._named.items() if other is module)
                 shape = (module.shape.out_features, module.shape.in_features)
                 raise NanGradientError(
                     f"SignGSD: ternary module {name!r}, shape {shape}: {count} NaN in the gradient since zero_grad; "

@@ -92,6 +92,7 @@ class MomentumVotes(TernaryOptimizer):
         moves = torch.zeros((), dtype=torch.int64)
         index = next(i for i, other in enumerate(self._modules) if other is modules)
         levels = self._levels[index]
+        group["vote_rate"] = group["lr"]
         for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
             assert module.magnitudes is not None
             voted = False
@@ -139,8 +140,9 @@ class MomentumVotes(TernaryOptimizer):
         return flips, moves
 
     def _refresh_scales(self) -> None:
-        """Set every module's scales from the state and the current rates."""
+        """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            group.setdefault("vote_rate", group["lr"])
             for module, magnitudes in zip(modules, tracked, strict=True):
                 _set_scale(module, magnitudes, group)
 
@@ -213,7 +215,7 @@ def _set_scale(module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str
     """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
     assert module.vote_scale is not None
     integer = _casts_integers(module)
-    if magnitudes.steps == 0 or group["lr"] <= 0:
+    if magnitudes.steps == 0 or group["vote_rate"] <= 0:
         module.vote_scale.fill_(31 if integer else 0)
         module.vote_limit = 1
         return
@@ -222,7 +224,7 @@ def _set_scale(module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str
     module.vote_limit = max(1, min(round(256 * group["clip"] * quanta), 256 * module.shape.largest_vote))
     # Votes do not know the rate here, so that the exponents follow the schedule by whole powers of two.
     score = quanta * math.sqrt(module.shape.group_size)
-    shift = round(math.log2(score / (group["exponent_rate"] * group["lr"] * group["e_accum_threshold"])))
+    shift = round(math.log2(score / (group["exponent_rate"] * group["vote_rate"] * group["e_accum_threshold"])))
     module.exponent_shift = min(31, max(0, shift))
 
 

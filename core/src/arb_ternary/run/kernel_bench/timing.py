@@ -1,0 +1,121 @@
+"""Interleaved timing: variants take turns in one process, so that a machine whose speed drifts is as kind to each."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+__all__ = ["Timing", "Variant", "measure"]
+
+#: Turns that every variant gets, unless its calls are too long for that many.
+_TURNS: Final = 8
+#: Fewest turns, however long a call takes.
+_LEAST_TURNS: Final = 3
+#: Pause before a turn. Threads of another library's pool spin for about a millisecond after its last call, on cores
+#: that the next variant needs.
+_SETTLE: Final = 3e-3
+
+
+@frozen(kw_only=True)
+class Variant:
+    """Something to time.
+
+    Attributes:
+        name: unique among the variants of a measurement.
+        call: does the work once on copy ``i`` of its operands, ``0 <= i < copies``. What it returns is dropped.
+        copies: of the operands, among which the calls rotate.
+        restore: called untimed after each call with the same ``i``; undoes what the call changed.
+        reports_seconds: ``call`` returns the seconds that it measured itself (probes that time a part of what they do).
+        nbytes: read and written by one call, each operand counted once.
+        operations: multiplications and additions of one call; 0 where a rate means nothing.
+        rotated_bytes: of one copy of the operands that rotate.
+    """
+
+    name: str
+    call: Callable[[int], Any]
+    copies: int = 1
+    restore: Callable[[int], Any] | None = None
+    reports_seconds: bool = False
+    nbytes: int = 0
+    operations: int = 0
+    rotated_bytes: int = 0
+
+
+@frozen
+class Timing:
+    """Seconds of one call: the least and the median, and of how many calls."""
+
+    least: float
+    median: float
+    calls: int
+
+
+@define
+class _State:
+    """How far the timing of one variant has got."""
+
+    variant: Variant
+    next_copy: int = 0
+    samples: list[float] = field(factory=list)
+
+    def once(self) -> float:
+        variant, copy = self.variant, self.next_copy
+        self.next_copy = (copy + 1) % variant.copies
+        if variant.reports_seconds:
+            elapsed = float(variant.call(copy))
+        else:
+            start = time.perf_counter_ns()
+            variant.call(copy)
+            elapsed = (time.perf_counter_ns() - start) * 1e-9
+        if variant.restore is not None:
+            variant.restore(copy)
+        return elapsed
+
+
+def measure(variants: Sequence[Variant], seconds: float) -> dict[str, Timing]:
+    """Time the variants in turns: A B C, B C A, ...
+
+    Every variant is first called until it has run for a tenth of its time or twice, whichever is more; each turn starts
+    with a short pause and one call that does not count. The collector of garbage is off meanwhile.
+
+    Args:
+        variants: with distinct names.
+        seconds: that each variant is timed for, about; a variant is timed at least three times however long it takes.
+    """
+    states = [_State(variant) for variant in variants]
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        estimates = [_warm_up(state, seconds / 10) for state in states]
+        for turn in range(_TURNS):
+            first = turn % max(len(states), 1)
+            for state, estimate in zip(
+                states[first:] + states[:first], estimates[first:] + estimates[:first], strict=True
+            ):
+                if turn >= _LEAST_TURNS and estimate * (turn + 1) > seconds:
+                    continue
+                time.sleep(_SETTLE)
+                state.once()
+                calls = max(1, int(seconds / _TURNS / max(estimate, 1e-7)))
+                state.samples.extend(state.once() for _ in range(calls))
+    finally:
+        if was_enabled:
+            gc.enable()
+    return {
+        state.variant.name: Timing(min(state.samples), statistics.median(state.samples), len(state.samples))
+        for state in states
+    }
+
+
+def _warm_up(state: _State, seconds: float) -> float:
+    """Call a variant untimed; the least time that a call took."""
+    start = time.perf_counter()
+    least = min(state.once(), state.once())
+    while time.perf_counter() - start < seconds:
+        least = min(least, state.once())
+    return least

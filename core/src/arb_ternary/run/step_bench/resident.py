@@ -1,0 +1,47 @@
+"""Resident memory of this process, now and at its peak."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+__all__ = ["available_bytes", "peak_bytes", "resident_bytes"]
+
+_STATUS = Path("/proc/self/status")
+_MEMORY = Path("/proc/meminfo")
+
+
+def peak_bytes() -> int:
+    """The most that this process has held.
+
+    Linux's count for the program itself; what ``getrusage`` says there includes what the parent held when it started
+    the process.
+    """
+    found = _field(_STATUS, "VmHWM")
+    if found is not None:
+        return found
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def resident_bytes() -> int:
+    """What this process holds now; its peak where the system does not tell."""
+    found = _field(_STATUS, "VmRSS")
+    return peak_bytes() if found is None else found
+
+
+def available_bytes() -> int | None:
+    """Memory that new programs could use without swapping; None where the system does not tell."""
+    return _field(_MEMORY, "MemAvailable")
+
+
+def _field(file: Path, name: str) -> int | None:
+    """``Name:  1234 kB`` in bytes."""
+    if not file.exists():
+        return None
+    for line in file.read_text(encoding="utf-8").splitlines():
+        key, _, rest = line.partition(":")
+        if key == name:
+            return int(rest.split()[0]) * 1024
+    return None

@@ -1,0 +1,63 @@
+"""Factories of the optimizers ``gqc.*``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from arb_ternary.optim.protocol import Trainable, require_accepted
+from arb_ternary_gqc.config import GNRConfig, GNSConfig, GNTSConfig, MHTConfig, SBCConfig, WrapperConfig
+from arb_ternary_gqc.gnr import GradientNormRescaler
+from arb_ternary_gqc.gns import GradientNoiseScale
+from arb_ternary_gqc.gnts import GradientNormThreshold
+from arb_ternary_gqc.mht import MetricHypothesisTest
+from arb_ternary_gqc.sbc import ScheduledBatch
+
+__all__ = ["build_gnr", "build_gns", "build_gnts", "build_mht", "build_sbc"]
+
+
+def _inner(config: WrapperConfig, trainable: Trainable) -> Optimizer:
+    """The wrapped optimizer.
+
+    Raises:
+        ConfigError: the model has parts that it cannot train.
+    """
+    choice = config.inner
+    require_accepted("optimizer.inner", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), trainable)
+    inner: Optimizer = choice.build(trainable)
+    return inner
+
+
+def _options(config: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in (*names, "non_finite")}
+
+
+def build_gnts(config: GNTSConfig, trainable: Trainable) -> GradientNormThreshold:
+    """Factory of ``gqc.gnts``."""
+    options = _options(config, "threshold", "max_batch_draws", "per_group", "schedule")
+    return GradientNormThreshold(_inner(config, trainable), **options)
+
+
+def build_gnr(config: GNRConfig, trainable: Trainable) -> GradientNormRescaler:
+    """Factory of ``gqc.gnr``."""
+    options = _options(config, "target_norm", "mode", "per_group", "schedule")
+    return GradientNormRescaler(_inner(config, trainable), **options)
+
+
+def build_sbc(config: SBCConfig, trainable: Trainable) -> ScheduledBatch:
+    """Factory of ``gqc.sbc``."""
+    options = _options(config, "physical_batch_size", "initial_logical_batch_size", "max_batch_draws", "schedule")
+    return ScheduledBatch(_inner(config, trainable), **options)
+
+
+def build_mht(config: MHTConfig, trainable: Trainable) -> MetricHypothesisTest:
+    """Factory of ``gqc.mht``."""
+    options = _options(config, "confidence", "error_tolerance", "ema_alpha", "max_batch_draws")
+    return MetricHypothesisTest(_inner(config, trainable), **options)
+
+
+def build_gns(config: GNSConfig, trainable: Trainable) -> GradientNoiseScale:
+    """Factory of ``gqc.gns``."""
+    options = _options(config, "noise_multiplier", "max_batch_draws", "estimator")
+    return GradientNoiseScale(_inner(config, trainable), **options)

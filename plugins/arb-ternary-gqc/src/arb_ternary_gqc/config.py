@@ -1,0 +1,86 @@
+"""Options of the optimizers ``gqc.*``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
+from arb_ternary_gqc.schedule import QuantitySchedule
+
+__all__ = ["GNRConfig", "GNSConfig", "GNTSConfig", "MHTConfig", "SBCConfig", "WrapperConfig"]
+
+_inside = Rule(
+    "between 0 and 1, both excluded", lambda value: 0 < value < 1, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+)
+
+
+@frozen(kw_only=True)
+class WrapperConfig:
+    """Options of every wrapper."""
+
+    inner: OptimizerChoice = option(help="the optimizer that steps")
+    non_finite: Literal["skip", "raise"] = option(
+        "skip", "a micro-batch whose gradient is not finite: skip = drop and count it, raise = stop"
+    )
+
+
+@frozen(kw_only=True)
+class GNTSConfig(WrapperConfig):
+    """Options of ``gqc.gnts``."""
+
+    threshold: float = option(1.0, "norm of the mean gradient below which it steps", validator=positive)
+    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    per_group: bool = option(False, "each parameter group must meet the threshold by itself")
+    schedule: QuantitySchedule | None = option(None, "how the threshold goes on; null = it stays")
+
+
+@frozen(kw_only=True)
+class GNRConfig(WrapperConfig):
+    """Options of ``gqc.gnr``."""
+
+    target_norm: float = option(1.0, "norm that gradients are scaled to", validator=positive)
+    mode: Literal["global", "independent"] = option(
+        "global", "global = one factor for all gradients, independent = one for each parameter"
+    )
+    per_group: bool = option(False, "scale the gradients of each parameter group by themselves")
+    schedule: QuantitySchedule | None = option(None, "how the target goes on; null = it stays")
+
+
+@frozen(kw_only=True)
+class SBCConfig(WrapperConfig):
+    """Options of ``gqc.sbc``."""
+
+    physical_batch_size: int = option(
+        1,
+        "samples in a micro-batch, the phase's batch_size; 1 = batches are counted in micro-batches",
+        validator=positive,
+    )
+    initial_logical_batch_size: float | None = option(
+        None, "samples a step at first; null = one micro-batch", validator=optional(positive)
+    )
+    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    schedule: QuantitySchedule | None = option(None, "how the logical batch size goes on; null = it stays")
+
+
+@frozen(kw_only=True)
+class MHTConfig(WrapperConfig):
+    """Options of ``gqc.mht``; the metric is the loss."""
+
+    confidence: float = option(0.98, "of the interval of the mean loss", validator=_inside)
+    error_tolerance: float = option(0.03, "largest relative error of the mean loss", validator=non_negative)
+    ema_alpha: float = option(0.01, "share of a step in the running average of the loss", validator=fraction)
+    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+
+
+@frozen(kw_only=True)
+class GNSConfig(WrapperConfig):
+    """Options of ``gqc.gns``."""
+
+    noise_multiplier: float = option(1.0, "smaller tolerates less noise", validator=positive)
+    max_batch_draws: int = option(64, "most micro-batches a step", validator=positive)
+    estimator: Literal["mccandlish", "norm_variance"] = option(
+        "mccandlish", "of the noise scale; norm_variance = what torch-gqc 0.7.0 computes"
+    )

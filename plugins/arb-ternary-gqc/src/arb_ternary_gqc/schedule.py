@@ -1,0 +1,42 @@
+"""A schedule of a wrapper's own quantity for runs that have no ``torch.optim.lr_scheduler``: those from a config."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+from arb_ternary.config.options import non_negative, option, positive
+from arb_ternary.run.schedules import scheduled_value
+
+__all__ = ["QuantitySchedule"]
+
+
+@frozen(kw_only=True)
+class QuantitySchedule:
+    """How a threshold, a target norm or a batch size goes on from its initial value.
+
+    It is counted in micro-batches, whether they led to a step or not, and is a function of their number alone. The
+    warm-up is inverted: from high to the initial value, because early gradients are large.
+    """
+
+    batches: int = option(help="micro-batches until the final value", validator=positive)
+    kind: Literal["cosine", "linear", "sqrt", "constant"] = option("cosine", "way to the final value")
+    final: float = option(0.2, "final value, as a multiple of the initial one", validator=non_negative)
+    warmup_batches: int = option(0, "micro-batches of the inverted warm-up", validator=non_negative)
+    warmup_start: float = option(
+        10.0, "where the warm-up starts, as a multiple of the initial value", validator=non_negative
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.warmup_batches > self.batches:
+            raise ValueError(f"'warmup_batches' must be at most 'batches'; {self.warmup_batches} is more")
+
+    def value(self, initial: float, batch: int) -> float:
+        """The quantity for micro-batch ``batch``, from 0."""
+        if batch < self.warmup_batches:
+            return initial * (self.warmup_start + batch / self.warmup_batches * (1.0 - self.warmup_start))
+        share = scheduled_value(
+            self.kind, batch, steps=self.batches, warmup=self.warmup_batches, peak=1.0, floor=self.final
+        )
+        return initial * share

@@ -1,0 +1,39 @@
+"""Quantiles of Student's t distribution with a whole number of degrees of freedom, without scipy."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+__all__ = ["central_probability", "two_sided_quantile"]
+
+
+def central_probability(angle: float, df: int) -> float:
+    """``P(|T| <= sqrt(df) * tan(angle))``: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums of cosines."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if df % 2:
+        terms, term = [], cosine
+        for k in range(1, (df - 1) // 2 + 1):
+            terms.append(term)
+            term *= cosine * cosine * (2 * k) / (2 * k + 1)
+        return 2.0 / math.pi * (angle + sine * math.fsum(terms))
+    terms, term = [], 1.0
+    for k in range(1, df // 2 + 1):
+        terms.append(term)
+        term *= cosine * cosine * (2 * k - 1) / (2 * k)
+    return sine * math.fsum(terms)
+
+
+@lru_cache(maxsize=4096)
+def two_sided_quantile(confidence: float, df: int) -> float:
+    """The ``t`` with ``P(|T| <= t) = confidence`` for ``0 < confidence < 1`` and ``df >= 1``.
+
+    Bisection of the angle ``atan(t / sqrt(df))``, until two neighbouring floating-point numbers enclose it.
+    """
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        if central_probability(middle, df) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(df) * math.tan(high)

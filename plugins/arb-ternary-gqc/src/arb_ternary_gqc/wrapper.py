@@ -1,0 +1,400 @@
+"""The common part of the wrappers: what happens to a micro-batch, and when the inner optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes
+from arb_ternary.run.loop import takes_loss_signal
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
+from arb_ternary_gqc.gradients import Gradients, float_parameters, optimizers_in, ternary_modules_of
+from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
+from arb_ternary_gqc.ranks import Ranks
+from arb_ternary_gqc.schedule import QuantitySchedule
+
+__all__ = ["OptimizerWrapper"]
+
+
+class OptimizerWrapper(Optimizer):
+    """Draws micro-batches until their mean gradient is worth a step of the wrapped optimizer.
+
+    Call ``step()`` after every backward, and never ``zero_grad()``: the wrapper takes each gradient away from the
+    parameters, and gives the mean of all of them back when the inner optimizer steps. On ternary modules votes stay
+    where backward cast them; without a step no trit flips.
+
+    Args:
+        optimizer: the optimizer that steps. It must not need a closure.
+        initial: first value of the quantity that schedulers on the wrapper drive; None if they drive the learning
+            rate of the inner optimizer.
+        max_batch_draws: micro-batches after which it steps whatever their gradient.
+        per_group: each param group of the inner optimizer has a quantity of its own, for its own gradient.
+        non_finite: what to do about a micro-batch whose gradient, loss or metric is not finite: ``"skip"`` drops and
+            counts it, ``"raise"`` drops it and raises :class:`NonFiniteGradientError`. Votes that the finite elements
+            of such a gradient have cast stay in the accumulators.
+        schedule: drives the quantity in the place of a scheduler.
+        process_group: of ``torch.distributed``: all ranks take the same decisions.
+        local_gradients: backward runs under ``no_sync``, and the wrapper averages gradients over ``process_group``:
+            where it decides on gradients after every draw, else before a step. False: they arrive averaged.
+
+    Attributes:
+        inner: the wrapped optimizer; ``optimizer`` is another name for it.
+        num_batches: micro-batches seen.
+        num_steps: steps of the inner optimizer.
+        num_draws: micro-batches in the sum since the last step.
+        num_dropped: micro-batches dropped because something was not finite.
+        last_num_draws: micro-batches of the last step; None before the first.
+        last_grad_norm: norm of the mean gradient, when it was last computed; None before.
+        last_optimizer_result: what ``step`` of the inner optimizer returned.
+        last_outcome: the same decision as ``step`` returned, with its numbers.
+
+    Raises:
+        ConfigError: an argument is outside its range, or the combination cannot work.
+    """
+
+    #: Whether ``step`` may put a step off; the training loop asks.
+    defers: ClassVar[bool] = True
+    #: Whether decisions need the gradient of every micro-batch.
+    decides_on_gradients: ClassVar[bool] = True
+    #: GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is ever lost.
+    _step_supports_amp_scaling: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        initial: float | None,
+        max_batch_draws: int = 64,
+        per_group: bool = False,
+        non_finite: Literal["skip", "raise"] = "skip",
+        schedule: QuantitySchedule | None = None,
+        process_group: Any = None,
+        local_gradients: bool = False,
+    ) -> None:
+        self.inner = optimizer
+        check_arguments(optimizer, max_batch_draws, non_finite)
+        self.max_batch_draws = max_batch_draws
+        self.non_finite = non_finite
+        self.per_group = per_group
+        self.schedule = schedule
+        self._initial = initial
+        self._own: list[dict[str, Any]] | None = None
+        if initial is not None:
+            count = len(optimizer.param_groups) if per_group else 1
+            self._own = [{"params": [], "kind": "gqc", "lr": float(initial)} for _ in range(count)]
+        self.defaults = optimizer.defaults if initial is None else {"kind": "gqc", "lr": float(initial)}
+        self.num_batches = self.num_steps = self.num_draws = self.num_dropped = 0
+        self.last_num_draws: int | None = None
+        self.last_grad_norm: float | None = None
+        self.last_optimizer_result: Any = None
+        self.last_outcome = StepOutcome(stepped=False, draws=0)
+        self._sum = Gradients()
+        self._signals: list[float] = []
+        self._nothing_pending = self._in_closure = False
+        self._ranks = Ranks.join(process_group, local_gradients, self._parameters, self._modules)
+        # Not Optimizer.__init__: it would make groups of its own and empty the inner optimizer's state.
+        super().__setstate__({})
+
+    # --- what a wrapper decides ---
+
+    @abstractmethod
+    def _wants_step(self, draw: Draw) -> bool:
+        """Whether the sum, which ``draw`` has just joined, is worth a step."""
+
+    def _most_draws(self) -> int:
+        """Micro-batches after which it steps whatever it wants."""
+        return self.max_batch_draws
+
+    def _before_step(self) -> None:
+        """Change the sum before it becomes the mean that the inner optimizer sees."""
+
+    def _after_step(self) -> None:
+        """Forget the micro-batches of the step."""
+
+    def _own_statistics(self) -> dict[str, Any]:
+        """Numbers of this kind of wrapper."""
+        return {}
+
+    def _own_state(self) -> dict[str, Any]:
+        """State of this kind of wrapper."""
+        return {}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`_own_state` gave."""
+
+    # --- the surface of an optimizer ---
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The wrapped optimizer, by the name that torch-gqc gives it."""
+        return self.inner
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's state, by parameter."""
+        return self.inner.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """What schedulers on the wrapper drive, by the name ``lr``: the own quantity, or the inner groups."""
+        if self._own is None:
+            return self.inner.param_groups
+        for portion, group in zip(self._portions(), self._own, strict=True):
+            group["params"] = portion.parameters
+        return self._own
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer; its gradients take part from the next micro-batch on."""
+        self.inner.add_param_group(param_group)
+        if self.per_group and self._own is not None:
+            assert self._initial is not None
+            self._own.append({"params": [], "kind": "gqc", "lr": float(self._initial)})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing right after a step, when there is nothing to clear; refuse at any other time.
+
+        In a closure that ``step`` runs it clears what that closure has added so far.
+
+        Raises:
+            PendingGradientError: there are, or may be, gradients that no step has used.
+        """
+        if self._in_closure:
+            Gradients.take(self._parameters, self._modules)
+        elif not self._nothing_pending:
+            raise PendingGradientError(
+                f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several micro-batches "
+                f"({self.num_draws} so far) and clears them itself when it steps; clearing them now would lose them",
+                "Remove the call: the loop is backward(), step().",
+            )
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
+    ) -> bool:
+        """Take the gradient that backward has left as one micro-batch, and step if it is time.
+
+        Args:
+            closure: makes the micro-batch: runs forward and backward, returns the loss. It is called once.
+            loss_signal: loss of the micro-batch; the mean over a step goes to an inner optimizer that takes it.
+
+        Returns:
+            Whether the inner optimizer stepped.
+
+        Raises:
+            NonFiniteGradientError: under ``non_finite="raise"``.
+        """
+        return self._advance(closure, loss_signal, None)
+
+    def statistics(self) -> dict[str, Any]:
+        """True counts, and what the wrapper decides by, for logs and progress bars."""
+        return {
+            "batches": self.num_batches,
+            "steps": self.num_steps,
+            "num_draws": self.num_draws,
+            **self._own_statistics(),
+            "last_grad_norm": self.last_grad_norm,
+            "last_num_draws": self.last_num_draws,
+            "dropped": self.num_dropped,
+        }
+
+    # --- a micro-batch ---
+
+    @torch.no_grad()
+    def _advance(
+        self, closure: Callable[[], Any] | None, loss_signal: Tensor | float | None, metric: Tensor | float | None
+    ) -> bool:
+        given, numbers = numbers_given(self._run(closure), loss_signal, metric)
+        for part in optimizers_in(self.inner):
+            # A scheduler on the inner optimizer warns if it is called first; putting a step off is an answer too.
+            part._opt_called = True  # type: ignore[attr-defined]
+        if self.schedule is not None and self._own is not None:
+            assert self._initial is not None
+            for group in self._own:
+                group["lr"] = self.schedule.value(self._initial, self.num_batches)
+        self.num_batches += 1
+        parameters, modules = self._parameters, self._modules
+        gradients = Gradients.take(parameters, modules)
+        overflow = self._unscale(gradients)
+        if self._ranks.local_gradients and self.decides_on_gradients:
+            self._ranks.average(gradients, parameters)
+        norm = gradients.norm(parameters, modules)
+        fault = "the scaled loss" if overflow else self._fault(gradients, norm, numbers)
+        if self._ranks.any(fault is not None):
+            return self._drop(fault or "a gradient of another rank", float(norm), overflow)
+        values = dict(zip(given, self._ranks.mean(numbers), strict=True))
+        if "signal" in values:
+            self._signals.append(values["signal"])
+        self._sum.add(gradients)
+        self.num_draws += 1
+        self._nothing_pending = False
+        wants = self._wants_step(Draw(gradients, norm, values.get("metric")))
+        if self._ranks.all(wants or self.num_draws >= self._most_draws()):
+            return self._take_step()
+        self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws))
+        return False
+
+    def _run(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        self._in_closure = True
+        try:
+            with torch.enable_grad():
+                return closure()
+        finally:
+            self._in_closure = False
+
+    def _unscale(self, gradients: Gradients) -> bool:
+        """Divide by the loss scale if a GradScaler calls; whether it found the gradient to have overflowed."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        if self._ranks.local_gradients:
+            raise ConfigError(
+                "gqc: local_gradients: each rank's GradScaler would go its own way",
+                "Let DistributedDataParallel average, or use bfloat16, which needs no scaler.",
+            )
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            gradients.multiply(scale.double().reciprocal().float())
+        return bool(found)
+
+    def _fault(self, gradients: Gradients, norm: Tensor, numbers: list[float]) -> str | None:
+        if not all(map(math.isfinite, numbers)):
+            return "the loss or metric"
+        # Squares may overflow where no gradient does, so that the norm alone proves nothing.
+        if bool(norm.isfinite()) and not gradients.counted_nan():
+            return None
+        return gradients.first_fault(self._parameters, self._modules)
+
+    def _drop(self, fault: str, norm: float, overflow: bool) -> bool:
+        self.num_dropped += 1
+        self._nothing_pending = True
+        self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws, skipped=True), norm=norm)
+        if self.non_finite == "raise" and not overflow:
+            raise NonFiniteGradientError(
+                f"{type(self).__name__}: micro-batch {self.num_batches}: {fault} is not finite; the micro-batch was "
+                f"dropped, and the {self.num_draws} before it are kept",
+                'non_finite "skip" drops such micro-batches and counts them',
+            )
+        return False
+
+    def _take_step(self) -> bool:
+        draws = self.num_draws
+        if self._ranks.local_gradients and not self.decides_on_gradients:
+            self._ranks.average(self._sum, self._parameters)
+        if not self.decides_on_gradients:
+            self._measure(self._sum.norm(self._parameters, self._modules))
+        self._before_step()
+        self._sum.divide(draws)
+        self._sum.put_back()
+        signals = {}
+        if self._signals and takes_loss_signal(self.inner):
+            signals["loss_signal"] = sum(self._signals) / len(self._signals)
+        self.last_optimizer_result = self.inner.step(**signals)  # type: ignore[call-overload]
+        result = as_outcome(self.last_optimizer_result, self.inner)
+        if not isinstance(self.inner, OptimizerWrapper):
+            self.inner.zero_grad()
+        self._after_step()
+        self._sum, self._signals, self.num_draws = Gradients(), [], 0
+        self._nothing_pending = True
+        self.last_num_draws = draws
+        self.num_steps += result.stepped
+        self.last_outcome = self._outcome(result, draws=draws)
+        return result.stepped
+
+    def _sum_norm(self, draw: Draw) -> Tensor:
+        """Norm of the sum that ``draw`` has just joined."""
+        return draw.norm if self.num_draws == 1 else self._sum.norm(self._parameters, self._modules)
+
+    def _measure(self, norm_of_sum: Tensor) -> Tensor:
+        """Norm of the mean gradient, remembered for the statistics."""
+        norm = norm_of_sum / self.num_draws
+        self.last_grad_norm = float(norm)
+        return norm
+
+    def _outcome(self, result: StepOutcome, *, draws: int | None = None, norm: float | None = None) -> StepOutcome:
+        numbers = {key: value for key, value in self._own_statistics().items() if isinstance(value, int | float)}
+        return StepOutcome(
+            stepped=result.stepped,
+            draws=result.draws if draws is None else draws,
+            grad_norm=self.last_grad_norm if norm is None else norm,
+            flips=result.flips,
+            exponent_moves=result.exponent_moves,
+            skipped=result.skipped,
+            statistics={**result.statistics, **{key: float(value) for key, value in numbers.items()}},
+        )
+
+    # --- what it wraps ---
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.inner.param_groups for parameter in float_parameters(group)]
+
+    @property
+    def _modules(self) -> list[TernaryModule]:
+        return [module for group in self.inner.param_groups for module in ternary_modules_of(self.inner, group)]
+
+    def _portions(self) -> list[Portion]:
+        """What each of the wrapper's own groups decides on."""
+        assert self._own is not None
+        if not self.per_group:
+            return [Portion(self._own[0], self._parameters, self._modules)]
+        return [
+            Portion(own, float_parameters(group), ternary_modules_of(self.inner, group))
+            for own, group in zip(self._own, self.inner.param_groups, strict=True)
+        ]
+
+    # --- state ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: the inner optimizer, the own groups, the counters and the sum of a step under way."""
+        own = (
+            None
+            if self._own is None
+            else [{key: value for key, value in group.items() if key != "params"} for group in self._own]
+        )
+        return {
+            "inner": self.inner.state_dict(),
+            "groups": own,
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "sum": self._sum.state_dict(self._parameters, self._modules),
+            "signals": list(self._signals),
+            "own": self._own_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave; gradients that the parameters hold are cleared.
+
+        Raises:
+            ConfigError: it is of a wrapper with another number of groups.
+        """
+        saved = state_dict["groups"]
+        if (saved is None) != (self._own is None) or (self._own is not None and len(saved) != len(self._own)):
+            raise ConfigError(f"gqc: the saved state is not of a {type(self).__name__} with the same groups")
+        Gradients.take(self._parameters, self._modules)
+        self.inner.load_state_dict(dict(state_dict["inner"]))
+        for group, values in zip(self._own or [], saved or [], strict=True):
+            group.update(values)
+        for name in _COUNTERS:
+            setattr(self, name, state_dict["counters"][name])
+        self._sum = Gradients.from_state(state_dict["sum"], self._parameters, self._modules)
+        self._signals = list(state_dict["signals"])
+        self._nothing_pending = False
+        self._load_own_state(state_dict["own"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copied_attributes(self)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={value}" for name, value in self.statistics().items())
+        return f"{type(self).__name__}({type(self.inner).__name__}, {numbers})"
+
+
+_COUNTERS: Final = ("num_batches", "num_steps", "num_draws", "num_dropped", "last_num_draws", "last_grad_norm")

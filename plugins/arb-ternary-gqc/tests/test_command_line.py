@@ -1,0 +1,143 @@
+"""Wrappers that a config names: statistics in the progress line and the metrics file, resume in mid-draw, a figure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.cli.main import main
+from arb_ternary_gqc.gns import GradientNoiseScale
+from arb_ternary_gqc.gnts import GradientNormThreshold
+from arb_ternary_gqc.mht import MetricHypothesisTest
+from arb_ternary_gqc.sbc import ScheduledBatch
+
+CONFIG = """
+name: drawn
+data: {name: text, path: text.txt}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
+optimizer: OPTIMIZER
+checkpoint: {every: 0, keep: 2}
+phases: [{name: standard, steps: 6, batch_size: 2, block_size: 8, log_every: 2, eval_every: 0}]
+"""
+PURE = "model.float_parts=[]"
+SIGN_VOTES = "{name: sign_votes, accum_threshold: 2}"
+SPLIT = f"{{name: split, ternary: {SIGN_VOTES}, float: {{name: adamw}}}}"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+
+
+def train(optimizer: str, *arguments: str) -> int:
+    Path("drawn.yaml").write_text(CONFIG.replace("OPTIMIZER", optimizer))
+    return main(["train", "drawn.yaml", "--run-dir", "run", *arguments])
+
+
+def steps(run: str = "run") -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["event"] == "train"]
+
+
+@pytest.mark.parametrize(
+    ("inner", "overrides"),
+    [("{name: signgsd, votes: {accum_threshold: 2}}", []), (SPLIT, []), (SIGN_VOTES, [PURE])],
+    ids=["signgsd", "sign_votes in split", "sign_votes"],
+)
+def test_a_config_wraps_an_optimizer_and_the_numbers_reach_the_screen_the_metrics_and_the_figure(
+    inner: str, overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    optimizer = f"{{name: gqc.gnts, threshold: 0.5, max_batch_draws: 5, inner: {inner}}}"
+    assert train(optimizer, *(part for override in overrides for part in ("-o", override))) == 0
+    shown = capsys.readouterr().err
+    assert "norm_threshold 0.5" in shown
+    assert "draws " in shown
+    recorded = steps()
+    assert len(recorded) == 6
+    assert all(record["norm_threshold"] == 0.5 and 1 <= record["draws"] <= 5 for record in recorded)
+    assert any(record["draws"] > 1 for record in recorded)
+    for record in recorded:
+        assert record["draws"] == 5 or record["grad_norm"] < 0.5
+    assert sum(record["flips"] for record in recorded) > 0
+
+    assert main(["plot", "run", "-o", "run/figure.svg"]) == 0
+    drawn = Path("run/figure.svg").read_text()
+    assert "<!-- draws a step -->" in drawn
+    assert main(["plot", "run"]) == 0
+    assert Path("run/loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keys"),
+    [
+        (f"{{name: gqc.gnr, inner: {SPLIT}}}", {"target_norm"}),
+        (
+            f"{{name: gqc.sbc, physical_batch_size: 2, initial_logical_batch_size: 6, inner: {SPLIT}}}",
+            {"target_draws", "target_logical_batch_size", "physical_batch_size"},
+        ),
+        (f"{{name: gqc.mht, max_batch_draws: 4, inner: {SPLIT}}}", {"running_avg_metric"}),
+        (f"{{name: gqc.gns, max_batch_draws: 4, inner: {SPLIT}}}", {"noise_multiplier"}),
+    ],
+    ids=["gnr", "sbc", "mht", "gns"],
+)
+def test_every_wrapper_trains_from_a_config(optimizer: str, keys: set[str]) -> None:
+    assert train(optimizer) == 0
+    assert all(keys <= set(record) for record in steps())
+    if "gnr" in optimizer:
+        assert main(["plot", "run", "-o", "figure.svg"]) == 0
+        assert "draws a step" not in Path("figure.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [
+        ("gnts, threshold: 0.05", GradientNormThreshold),
+        ("mht, error_tolerance: 0.001", MetricHypothesisTest),
+        ("gns, noise_multiplier: 0.01", GradientNoiseScale),
+        ("sbc, initial_logical_batch_size: 4", ScheduledBatch),
+    ],
+)
+@pytest.mark.parametrize("ternary", ["sign_votes", "scaled_votes"])
+def test_a_run_stopped_between_two_draws_of_a_step_resumes_to_the_same_bytes(
+    name: str, wrapper: Any, ternary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = f"{{name: split, ternary: {ternary}, float: {{name: adamw}}}}"
+    optimizer = f"{{name: gqc.{name}, max_batch_draws: 4, inner: {split}}}"
+    assert train(optimizer) == 0
+    Path("run").rename("whole")
+    calls = []
+    decide = wrapper._wants_step
+
+    def stopped(self: Any, draw: Any) -> bool:
+        calls.append(self.num_draws)
+        if len(calls) == 10:
+            signal.raise_signal(signal.SIGTERM)
+        return bool(decide(self, draw))
+
+    monkeypatch.setattr(wrapper, "_wants_step", stopped)
+    assert train(optimizer) == 130
+    assert calls[-1] == 2  # four draws a step, so that the tenth is the second of the third step
+    assert train(optimizer, "--resume") == 0
+    assert [record["draws"] for record in steps()] == [4] * 6
+    assert Path("run/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()
+    ends = [sorted(Path(run, "checkpoints").glob("step-00000006*"))[0] for run in ("run", "whole")]
+    for file in ("model.safetensors", "state.safetensors", "state.json"):
+        assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()
+
+
+def test_what_cannot_be_is_said_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("{name: gqc.gnts, threshold: -1, inner: adamw}") == 2
+    assert "optimizer.threshold: must be greater than 0" in capsys.readouterr().err
+    assert train("{name: gqc.gnts, threshold: 1}") == 2
+    assert "inner" in capsys.readouterr().err
+    assert train("{name: gqc.gnts, inner: adamw}") == 2
+    assert "optimizer.inner: 'adamw' cannot train ternary modules" in capsys.readouterr().err
+    shutil.rmtree("run", ignore_errors=True)
+    assert train(f"{{name: gqc.gnts, inner: {SPLIT}}}", "-o", "phases.0.grad_clip=1.0") == 2
+    assert "clipping would act on a partial sum" in capsys.readouterr().err

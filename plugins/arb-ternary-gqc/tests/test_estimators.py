@@ -1,0 +1,118 @@
+"""The estimators against closed forms and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arb_ternary_gqc.gns import GradientNoiseScale, mccandlish, norm_variance
+from arb_ternary_gqc.mht import is_precise
+from arb_ternary_gqc.student_t import two_sided_quantile
+
+
+@given(
+    n=st.integers(2, 12),
+    mean=st.lists(st.floats(-2, 2), min_size=3, max_size=3),
+    spread=st.lists(st.floats(0.1, 3), min_size=3, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_on_gradients_of_known_moments_both_estimates_are_the_sample_moments(
+    n: int, mean: list[float], spread: list[float], seed: int
+) -> None:
+    """Unbiased: ``S`` is the trace of the sample covariance, ``|G|^2 = |mean|^2 - S / n``."""
+    draws = np.random.default_rng(seed).normal(mean, spread, size=(n, 3))
+    trace = float(np.trace(np.cov(draws.T)))
+    signal = float(draws.mean(0) @ draws.mean(0)) - trace / n
+    found = mccandlish([float(np.linalg.norm(g)) for g in draws], float(np.linalg.norm(draws.mean(0))))
+    if signal < 1e-6:
+        assert found is None or found > 1e5 or signal > 0
+    else:
+        assert found == pytest.approx(trace / signal, rel=1e-6)
+
+
+def test_over_many_draws_the_noise_scale_is_the_trace_of_the_covariance_over_the_squared_mean() -> None:
+    mean, spread = np.array([1.0, -2.0, 0.5]), np.array([0.5, 1.0, 2.0])
+    expected = (spread**2).sum() / (mean**2).sum()
+    rng = np.random.default_rng(0)
+    draws = rng.normal(mean, spread, size=(200_000, 3))
+    found = mccandlish(np.linalg.norm(draws, axis=1).tolist(), float(np.linalg.norm(draws.mean(0))))
+    # The standard error of the trace is its relative 1 / sqrt(n), and smaller; six of them.
+    assert found == pytest.approx(expected, rel=6 * 3 / math.sqrt(200_000))
+
+
+def test_opposite_gradients_have_no_noise_scale_and_lead_to_another_draw() -> None:
+    assert mccandlish([1.0, 1.0], 0.0) is None
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), max_batch_draws=5)
+    decisions = []
+    for draw in range(5):
+        (weight.sum() * (1.0 if draw % 2 else -1.0)).backward()
+        decisions.append(wrapper.step())
+    assert decisions == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(0.0, 2), (1.5, 3)])
+def test_it_draws_until_the_noise_scale_is_covered(noise: float, expected: int) -> None:
+    """Gradients 1 + noise, 1 - noise, 1: with noise 1.5, two have no positive signal, three a noise scale of 9."""
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), noise_multiplier=4.0, max_batch_draws=9)
+    gradients = [1 + noise, 1 - noise, 1.0]
+    draws = 0
+    for gradient in gradients:
+        (weight * gradient).backward()
+        draws += 1
+        if wrapper.step():
+            break
+    assert draws == expected
+    assert wrapper.statistics()["last_num_draws"] == expected
+    if noise:
+        variance = noise * noise  # of 1 + noise, 1 - noise and 1, with n - 1 = 2 below
+        assert wrapper.statistics()["estimated_gns"] == pytest.approx(variance / (1 - variance / 3))
+
+
+def test_the_limit_of_draws_holds_for_the_estimator_that_needs_two() -> None:
+    weight = torch.nn.Parameter(torch.zeros(()))
+    for estimator, first in (("mccandlish", True), ("norm_variance", False)):
+        wrapper = GradientNoiseScale(torch.optim.SGD([weight], lr=1.0), max_batch_draws=1, estimator=estimator)
+        (weight * 1.0).backward()
+        assert wrapper.step() is first
+        if not first:
+            (weight * 1.0).backward()
+            assert wrapper.step()
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=30))
+def test_the_variance_of_norms_is_that_of_numpy(norms: list[float]) -> None:
+    assert norm_variance(norms) == np.var(norms) / (np.mean(np.array(norms) ** 2) + 1e-8)
+
+
+@given(confidence=st.floats(0.01, 0.9999), df=st.integers(1, 200))
+def test_quantiles_are_those_of_scipy(confidence: float, df: int) -> None:
+    expected = scipy.stats.t.ppf((1 + confidence) / 2, df)
+    assert two_sided_quantile(confidence, df) == pytest.approx(expected, rel=1e-10)
+
+
+@given(
+    metrics=st.lists(st.floats(-5, 5), min_size=2, max_size=40),
+    running=st.floats(-5, 5),
+    confidence=st.floats(0.1, 0.999),
+    tolerance=st.floats(0.001, 2),
+)
+def test_a_mean_is_precise_when_scipys_interval_lies_within_the_tolerance(
+    metrics: list[float], running: float, confidence: float, tolerance: float
+) -> None:
+    samples = np.array([running, *metrics])
+    mean = samples.mean()
+    if mean == 0:
+        assert not is_precise(metrics, running, confidence, tolerance)
+        return
+    low, high = scipy.stats.t.interval(confidence, len(samples) - 1, loc=mean, scale=scipy.stats.sem(samples) + 1e-12)
+    room = min(low - (mean - abs(mean) * tolerance), (mean + abs(mean) * tolerance) - high)
+    if abs(room) > 1e-9 * abs(mean):
+        assert is_precise(metrics, running, confidence, tolerance) == (room > 0)

@@ -1,0 +1,173 @@
+"""The same decisions as torch-gqc 0.7.0, and the same weights to the last bit, whatever it wraps and who schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gradient_quality_control as theirs
+import pytest
+import torch
+from attrs import frozen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+
+import arb_ternary_gqc as ours
+from arb_ternary_signgsd import SignGSD
+
+# Without a step of the inner optimizer, 0.7.0 lets torch warn about schedulers on it.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
+INNER: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
+    "signgsd": lambda p: SignGSD(p, lr=0.03, weight_decay=0.2),
+}
+ON_WRAPPER: dict[str, Callable[[Any], Any] | None] = {
+    "none": None,
+    "lambda": lambda w: LambdaLR(w, lambda t: 1.5 / (1 + t / 4)),
+    "cosine": lambda w: CosineAnnealingLR(w, T_max=7, eta_min=0.1),
+}
+ON_INNER: dict[str, Callable[[Any], Any] | None] = {
+    "none": None,
+    "steps": lambda o: StepLR(o, step_size=3, gamma=0.5),
+    "lambda": lambda o: LambdaLR(o, lambda t: 1 / (1 + t)),
+}
+
+
+@frozen
+class Sequence_:
+    """Micro-batches: a seed and a size of the noise in each gradient, and a metric."""
+
+    seeds: Sequence[int]
+    sizes: Sequence[float]
+    metrics: Sequence[float]
+
+
+sizes = st.floats(0.01, 4.0, allow_subnormal=False)
+sequences = st.lists(
+    st.tuples(st.integers(0, 10_000), sizes, st.floats(1.9, 2.1) | st.floats(0.1, 5)), min_size=1, max_size=25
+).map(lambda items: Sequence_(*zip(*items, strict=True)))
+setups = st.fixed_dictionaries(
+    {"inner": st.sampled_from(sorted(INNER)), "outer": st.sampled_from(sorted(ON_WRAPPER)),
+     "schedule": st.sampled_from(sorted(ON_INNER))}
+)  # fmt: skip
+every = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def run(
+    package: Any, name: str, sequence: Sequence_, setup: dict[str, str], parameters: Any, backward: Any, **options: Any
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """The decisions, and the weights after each micro-batch."""
+    weights = parameters()
+    inner = INNER[setup["inner"]](weights)
+    wrapper = getattr(package, f"OptimizerWrapper{name}")(inner, **options)
+    schedulers = [
+        make(target)
+        for make, target in ((ON_WRAPPER[setup["outer"]], wrapper), (ON_INNER[setup["schedule"]], inner))
+        if make is not None
+    ]
+    decisions, trajectory = [], []
+    for seed, size, metric in zip(sequence.seeds, sequence.sizes, sequence.metrics, strict=True):
+        backward(weights, seed, size)
+        decisions.append(wrapper.step(metric) if name == "MHT" else wrapper.step())
+        for scheduler in schedulers:
+            scheduler.step()
+        trajectory.append(torch.cat([p.detach().flatten().clone() for p in weights]))
+    return decisions, trajectory
+
+
+def compare(name: str, sequence: Sequence_, setup: dict[str, str], *fixtures: Any, **options: Any) -> list[bool]:
+    mine, my_weights = run(ours, name, sequence, setup, *fixtures, **options)
+    their, their_weights = run(theirs, name, sequence, setup, *fixtures, **options)
+    assert mine == [bool(decision) for decision in their]
+    assert all(type(decision) is bool for decision in mine)
+    assert all(torch.equal(a, b) for a, b in zip(my_weights, their_weights, strict=True))
+    return mine
+
+
+@every
+@given(sequence=sequences, setup=setups, draws=st.integers(1, 9))
+def test_the_threshold_decides_as_it_does_there(
+    parameters: Any, backward: Any, sequence: Sequence_, setup: Any, draws: int
+) -> None:
+    compare("GNTS", sequence, setup, parameters, backward, max_batch_draws=draws)
+
+
+@every
+@given(sequence=sequences, setup=setups, mode=st.sampled_from(["global", "independent"]))
+def test_rescaled_gradients_have_the_bits_that_they_have_there(
+    parameters: Any, backward: Any, sequence: Sequence_, setup: Any, mode: str
+) -> None:
+    compare("GNR", sequence, setup, parameters, backward, mode=mode)
+
+
+@every
+@given(
+    sequence=sequences, setup=setups, physical=st.integers(1, 5),
+    logical=st.none() | st.integers(1, 30), draws=st.integers(1, 9),
+)  # fmt: skip
+def test_a_scheduled_batch_is_as_large_as_there(
+    parameters: Any, backward: Any, sequence: Sequence_, setup: Any, physical: int, logical: int | None, draws: int
+) -> None:
+    options = {"physical_batch_size": physical, "initial_logical_batch_size": logical, "max_batch_draws": draws}
+    compare("SBC", sequence, setup, parameters, backward, **options)
+
+
+@every
+@given(
+    sequence=sequences, setup=setups, draws=st.integers(1, 12), confidence=st.sampled_from([0.5, 0.9, 0.98]),
+    tolerance=st.sampled_from([0.03, 0.2, 1.0]), alpha=st.sampled_from([0.01, 0.5]),
+)  # fmt: skip
+def test_a_metric_is_as_well_known_as_there(
+    parameters: Any, backward: Any, sequence: Sequence_, setup: Any,
+    draws: int, confidence: float, tolerance: float, alpha: float,
+) -> None:  # fmt: skip
+    options = {"confidence": confidence, "error_tolerance": tolerance, "ema_alpha": alpha, "max_batch_draws": draws}
+    compare("MHT", sequence, setup, parameters, backward, **options)
+
+
+@every
+@given(
+    sequence=sequences, setup=setups, draws=st.integers(1, 9),
+    multiplier=st.sampled_from([1.0, 0.1, 0.03, 0.001]),
+)  # fmt: skip
+def test_the_variance_of_norms_decides_as_it_does_there(
+    parameters: Any, backward: Any, sequence: Sequence_, setup: Any, draws: int, multiplier: float
+) -> None:
+    options = {"noise_multiplier": multiplier, "max_batch_draws": draws}
+    compare("GNS", sequence, setup, parameters, backward, **options)
+
+
+@pytest.mark.parametrize("name", ["GNTS", "SBC", "MHT", "GNS"])
+def test_the_compared_runs_have_steps_of_several_draws_and_of_few(parameters: Any, backward: Any, name: str) -> None:
+    """A comparison of two wrappers that always or never step would show nothing."""
+    sequence = Sequence_(range(40), [0.6] * 40, [2.0 + 0.05 * (i % 5) for i in range(40)])
+    options = {
+        "GNTS": {"max_batch_draws": 8},
+        "SBC": {"physical_batch_size": 2, "initial_logical_batch_size": 6},
+        "MHT": {"max_batch_draws": 8, "error_tolerance": 0.05},
+        "GNS": {"noise_multiplier": 0.01},
+    }[name]
+    setup = {"inner": "sgd", "outer": "none", "schedule": "none"}
+    decisions = compare(name, sequence, setup, parameters, backward, **options)
+    assert 0 < sum(decisions) < len(decisions)
+
+
+@given(steps=st.integers(1, 12), start=st.floats(1.5, 20), end=st.floats(0.5, 1.5))
+@every
+def test_the_warm_up_of_a_schedule_in_closed_form_has_the_values_that_it_has_there(
+    parameters: Any, steps: int, start: float, end: float
+) -> None:
+    values = []
+    for package in (ours, theirs):
+        wrapper = package.OptimizerWrapperGNTS(torch.optim.SGD(parameters(), lr=0.1))
+        warmup = package.NormWarmupScheduler(LambdaLR(wrapper, lambda t: 1.0), steps, start, end)
+        seen = []
+        for _ in range(steps):
+            seen.append(wrapper.param_groups[0]["lr"])
+            wrapper.step() if package is ours else None
+            warmup.step()
+        values.append(seen)
+    assert values[0] == pytest.approx(values[1], rel=1e-12)

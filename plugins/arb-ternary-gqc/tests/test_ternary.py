@@ -1,0 +1,246 @@
+"""On ternary modules: no step means no flip, and norms come from the statistics of the vote kernels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import arb_ternary_gqc as gqc
+from arb_ternary import TernaryLinear
+from arb_ternary.backends.select import get_backend
+from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.optim.protocol import as_outcome, collect_trainable
+from arb_ternary.optim.scaled_votes import ScaledVotes
+from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
+from arb_ternary.optim.split import JoinedOptimizer
+from arb_ternary.plugins.manager import manager
+from arb_ternary_signgsd.config import SignGSDConfig
+from arb_ternary_signgsd.optimizer import build as build_signgsd
+
+INNER: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sign_votes": lambda m: SignVotes(collect_trainable(m).ternary, accum_threshold=2),
+    "scaled_votes": lambda m: ScaledVotes(collect_trainable(m).ternary, lr=0.8),
+    "signgsd": lambda m: build_signgsd(SignGSDConfig(votes=SignVotesConfig(accum_threshold=2)), collect_trainable(m)),
+}
+
+
+def layer(gradients: str = "float", backend: str | None = "torch") -> nn.Module:
+    torch.manual_seed(3)
+    activations = "int8" if gradients == "int8" else "float"
+    return nn.Sequential(
+        TernaryLinear(64, 8, group_size=32, activations=activations, gradients=gradients, backend=backend)
+    )
+
+
+def backward(model: nn.Module, seed: int, size: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 64, generator=generator)
+    y = torch.randn(16, 8, generator=generator)
+    ((model(x) - y).square().mean() * size).backward()
+
+
+def gradient(model: nn.Module, seed: int) -> np.ndarray:
+    """The weight gradient of a micro-batch, from a float layer with the same weights: nothing of it is stored here."""
+    dense = nn.Linear(64, 8, bias=False)
+    with torch.no_grad():
+        dense.weight.copy_(model[0].dense_weight())
+    backward(nn.Sequential(dense), seed)
+    return dense.weight.grad.double().numpy()
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("inner", sorted(INNER))
+def test_votes_are_cast_at_every_draw_and_nothing_flips_before_the_step(inner: str) -> None:
+    model = layer()
+    wrapper = gqc.ScheduledBatch(INNER[inner](model), 1, 5)
+    flips = 0
+    for seed in range(40):
+        before = state(model)
+        backward(model, seed)
+        voted = state(model)
+        for name in ("0.weight", "0.exponent"):
+            assert torch.equal(voted[name], before[name])
+        stepped = wrapper.step()
+        assert stepped == (seed % 5 == 4)
+        if not stepped:
+            # Not a bit of the module's state moves when a step is put off.
+            assert all(torch.equal(value, voted[name]) for name, value in state(model).items())
+            assert as_outcome(stepped, wrapper).flips == 0
+        flips += wrapper.last_outcome.flips
+        if seed > 5:
+            assert not torch.equal(voted["0.votes"], before["0.votes"])
+    assert flips > 0
+
+
+@pytest.mark.parametrize("gradients", ["float", "int8"])
+@pytest.mark.parametrize("inner", sorted(INNER))
+def test_with_one_draw_a_step_the_run_is_that_of_the_inner_optimizer_to_the_bit(inner: str, gradients: str) -> None:
+    ends = []
+    for wrap in (lambda o: o, lambda o: gqc.ScheduledBatch(o, 1), lambda o: gqc.GradientNormThreshold(o, 1)):
+        model = layer(gradients)
+        optimizer = wrap(INNER[inner](model))
+        for seed in range(25):
+            backward(model, seed)
+            optimizer.step()
+            if not isinstance(optimizer, gqc.OptimizerWrapper):
+                optimizer.zero_grad()
+        ends.append(state(model))
+    for other in ends[1:]:
+        assert all(torch.equal(ends[0][name], value) for name, value in other.items())
+
+
+def available(name: str) -> str:
+    try:
+        get_backend(name)
+    except EnvironmentProblem as problem:
+        pytest.skip(problem.what)
+    return name
+
+
+@pytest.mark.parametrize("backend", [found.spec.name for found in manager().registry.all("backend")])
+def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(backend: str) -> None:
+    available(backend)
+    model, reference = layer(backend=backend), layer()
+    threshold = 0.6 * float(np.linalg.norm(gradient(reference, 0)))
+    wrappers = [
+        gqc.GradientNormThreshold(INNER["sign_votes"](each), threshold=threshold) for each in (model, reference)
+    ]
+    squares: list[float] = []
+    steps = 0
+    for seed in range(20):
+        squares.append(float((gradient(reference, seed) ** 2).sum()))
+        for each in (model, reference):
+            backward(each, seed)
+        decisions = [wrapper.step() for wrapper in wrappers]
+        assert decisions[0] == decisions[1]
+        # Squared norms of the draws add up, as those of independent noise do.
+        expected = np.sqrt(sum(squares)) / len(squares)
+        for wrapper in wrappers:
+            assert wrapper.last_grad_norm == pytest.approx(expected, rel=1e-5)
+        assert decisions[0] == (expected < threshold)
+        if decisions[0]:
+            squares, steps = [], steps + 1
+    assert 0 < steps < 20
+    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(reference).values(), strict=True))
+
+
+def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
+    model = layer()
+    weight = nn.Parameter(torch.zeros(4))
+    inner = JoinedOptimizer({"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)})
+    wrapper = gqc.GradientNormThreshold(inner, threshold=1e-9)
+    squares = 0.0
+    for seed in range(3):
+        squares += float((gradient(model, seed) ** 2).sum())
+        backward(model, seed)
+        (weight * torch.tensor([1.0, -1.0, 2.0, 0.0])).sum().backward()
+        wrapper.step()
+    assert wrapper.last_grad_norm == pytest.approx(np.sqrt(squares + 9 * 6.0) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("inner", sorted(INNER))
+@pytest.mark.parametrize("stop", [0, 1, 3, 7])
+def test_a_run_restored_at_any_draw_ends_with_the_same_bits(inner: str, stop: int) -> None:
+    def begin() -> tuple[nn.Module, gqc.OptimizerWrapper]:
+        model = layer("int8")
+        return model, gqc.ScheduledBatch(INNER[inner](model), 1, 4)
+
+    def go_on(model: nn.Module, wrapper: gqc.OptimizerWrapper, start: int, stop: int) -> list[float | None]:
+        norms = []
+        for seed in range(start, stop):
+            backward(model, seed)
+            wrapper.step()
+            norms.append(wrapper.last_grad_norm)
+        return norms
+
+    model, wrapper = begin()
+    go_on(model, wrapper, 0, stop)
+    saved = copy.deepcopy((model.state_dict(), wrapper.state_dict()))
+    norms = go_on(model, wrapper, stop, 24)
+    other, resumed = begin()
+    go_on(other, resumed, 50, 52)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    assert go_on(other, resumed, stop, 24) == norms
+    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize("inner", sorted(INNER))
+def test_a_copy_of_model_and_wrapper_goes_on_to_the_same_bits(inner: str, duplicate: Any) -> None:
+    model = layer()
+    wrapper = gqc.ScheduledBatch(INNER[inner](model), 1, 3)
+    for seed in range(4):
+        backward(model, seed)
+        wrapper.step()
+    other, copied = duplicate((model, wrapper))
+    for seed in range(4, 20):
+        for net, optimizer in ((model, wrapper), (other, copied)):
+            backward(net, seed)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(other).values(), strict=True))
+    assert copied.statistics() == wrapper.statistics()
+
+
+def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never_sees_it() -> None:
+    model = layer()
+    wrapper = gqc.ScheduledBatch(INNER["signgsd"](model), 1, 3)
+    decisions = []
+    for seed in range(4):
+        backward(model, seed, float("nan") if seed == 1 else 1.0)
+        decisions.append(wrapper.step())
+    assert decisions == [False, False, False, True]
+    assert wrapper.statistics()["dropped"] == 1
+    squares = sum(float((gradient(layer(), seed) ** 2).sum()) for seed in (0, 2, 3))
+    assert wrapper.last_grad_norm == pytest.approx(np.sqrt(squares) / 3, rel=1e-5)
+
+
+def test_rescaling_warns_once_that_votes_do_not_change() -> None:
+    model, plain = layer(), layer()
+    with pytest.warns(UserWarning, match="rescaling a gradient does not change the votes") as caught:
+        wrapper = gqc.GradientNormRescaler(INNER["sign_votes"](model), target_norm=7.0)
+    assert len(caught) == 1
+    inner = INNER["sign_votes"](plain)
+    for seed in range(20):
+        backward(model, seed)
+        wrapper.step()
+        backward(plain, seed)
+        inner.step()
+        inner.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(state(model).values(), state(plain).values(), strict=True))
+
+
+def test_the_noise_scale_looks_at_float_parameters_and_needs_some() -> None:
+    model = layer()
+    with pytest.raises(ConfigError, match="a ternary module keeps the norm of each alone"):
+        gqc.GradientNoiseScale(INNER["sign_votes"](model))
+    assert gqc.GradientNoiseScale(INNER["sign_votes"](model), estimator="norm_variance").step() is False
+    weight = nn.Parameter(torch.zeros(()))
+    inner = JoinedOptimizer({"ternary": INNER["sign_votes"](model), "float": torch.optim.SGD([weight], lr=0.1)})
+    wrapper = gqc.GradientNoiseScale(inner, noise_multiplier=1e-9)
+    for seed, value in enumerate((1.0, 2.0, 3.0)):
+        backward(model, seed)
+        (weight * value).backward()
+        wrapper.step()
+    # Of 1, 2 and 3: the variance is 1, the squared mean 4, less 1 / 3.
+    assert wrapper.estimated_gns == pytest.approx(1.0 / (4 - 1 / 3))
+
+
+def test_the_mean_loss_of_the_draws_reaches_an_inner_rule_that_wants_it() -> None:
+    model = layer()
+    inner = SignVotes(collect_trainable(model).ternary, gain=1.0)
+    wrapper = gqc.ScheduledBatch(inner, 1, 2)
+    for seed, loss in enumerate((1.0, 3.0)):
+        backward(model, seed)
+        wrapper.step(loss_signal=loss)
+    assert inner.signal == 2.0
