@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arb_ternary.run.quality.result import markdown
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
@@ -56,16 +54,8 @@ def line(what: str, cells: list[str]) -> str:
     return f"| {what} | " + " | ".join(cells) + " |"
 
 
-def quality_table(result: dict[str, Any]) -> str:
-    """What ``arb bench quality`` prints."""
-    return markdown(result).strip()
-
-
 #: Marker, file of results, what makes a table of it, pages.
-TABLES = (
-    ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
-    ("quality-small", "quality-small/result.json", quality_table, (MEASUREMENTS,)),
-)
+TABLES = (("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),)
 
 
 def filled(page: str, marker: str, content: str) -> str:
