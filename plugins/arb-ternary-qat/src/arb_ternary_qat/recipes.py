@@ -5,6 +5,7 @@ The embedding and the head are float parts trained by AdamW in every recipe, as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from arb_ternary.run.quality.protocol import Recipe
@@ -22,11 +23,9 @@ def bitnet(steps: int) -> Recipe:
         overrides={
             "model": {"name": "bitnet", "float_parts": _FLOAT_PARTS},
             "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.01},
+            "phase": {"lr_schedule": "linear"},
         },
-        trials=tuple(
-            {"optimizer": {"lr": lr}, "phase": {"lr_schedule": schedule}}
-            for lr, schedule in ((4e-3, "linear"), (8e-3, "cosine"), (8e-3, "linear"), (12e-3, "linear"))
-        ),
+        trials=tuple({"optimizer": {"lr": lr}} for lr in (4e-3, 6e-3, 8e-3, 12e-3)),
         without=_WITHOUT,
     )
 
@@ -46,35 +45,39 @@ def bitnet_two_stage(steps: int) -> Recipe:
 
 def dqt_int8(steps: int) -> Recipe:
     """Direct quantised training with 8-bit weights."""
-    return _direct("int8", {"name": "dqt"}, tuple({"lr": lr} for lr in (4e-3, 8e-3, 16e-3, 32e-3)))
+    return _direct("int8", [({"name": "dqt", "lr": lr}, float_lr) for lr in (8e-3, 16e-3) for float_lr in (4e-3, 8e-3)])
 
 
 def dqt_ternary(steps: int) -> Recipe:
     """Direct quantised training with ternary weights."""
-    return _direct("ternary", {"name": "dqt"}, tuple({"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 16e-3)))
+    return _direct(
+        "ternary", [({"name": "dqt", "lr": lr}, float_lr) for lr in (4e-3, 8e-3) for float_lr in (4e-3, 8e-3)]
+    )
 
 
 def bop(steps: int) -> Recipe:
     """Ternary flips on a momentum, as published and normalised by each weight's second moment (Bop2ndOrder)."""
-    published = {"gamma": 1e-3, "tau": 1e-5}
-    normalised = tuple(
-        {"normalise": True, "sigma": 1e-2, "gamma": gamma, "tau": tau}
-        for gamma, tau in ((1e-2, 0.1), (1e-2, 0.2), (3e-3, 0.1))
-    )
-    return _direct("ternary", {"name": "bop"}, (published, *normalised))
+    published = {"name": "bop", "gamma": 1e-3, "tau": 1e-5}
+    normalised = [
+        {"name": "bop", "normalise": True, "sigma": 1e-2, "gamma": gamma, "tau": tau}
+        for gamma, tau in ((1e-2, 0.1), (1e-2, 0.2), (3e-2, 0.2))
+    ]
+    return _direct("ternary", [(setting, 4e-3) for setting in (published, *normalised)])
 
 
-def _direct(levels: str, optimizer: dict[str, Any], settings: tuple[dict[str, Any], ...]) -> Recipe:
+def _direct(levels: str, trials: Sequence[tuple[dict[str, Any], float]]) -> Recipe:
+    """A recipe of the model ``direct``.
+
+    Args:
+        levels: of its weights.
+        trials: options of their optimizer, and the learning rate of the float parts.
+    """
     return Recipe(
         overrides={
             "model": {"name": "direct", "levels": levels, "float_parts": _FLOAT_PARTS},
-            "optimizer": {
-                "name": "split",
-                "ternary": optimizer,
-                "float": {"name": "adamw", "lr": 8e-3, "weight_decay": 0.0},
-            },
+            "optimizer": {"name": "split", "float": {"name": "adamw", "weight_decay": 0.0}},
             "phase": {"lr_schedule": "linear"},
         },
-        trials=tuple({"optimizer": {"ternary": setting}} for setting in settings),
+        trials=tuple({"optimizer": {"ternary": options, "float": {"lr": lr}}} for options, lr in trials),
         without=_WITHOUT,
     )

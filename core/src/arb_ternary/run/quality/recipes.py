@@ -21,9 +21,9 @@ __all__ = [
     "sign_votes_32",
 ]
 
-#: Rates of scaled votes in a run of 1000 steps; others take them times the cube root of 1000 / steps. Noise adds up in
-#: a run, so a longer one wants a smaller rate: the best ones of 500 and of 1500 steps are 1.45 to 1.
-_VOTE_RATES: Final = (0.15, 0.2, 0.25, 0.3)
+#: Rates of scaled votes, and learning rates of the float parts beside them: both fall with the length of a run.
+_VOTE_RATES: Final = (0.1, 0.14, 0.14, 0.2)
+_FLOAT_RATES: Final = (4e-3, 4e-3, 8e-3, 8e-3)
 
 #: Learning rates of the float parts beside sign votes, and schedules, in every combination.
 _RATES: Final = (4e-3, 8e-3)
@@ -47,58 +47,62 @@ def float32(steps: int) -> Recipe:
 
 def scaled_votes(steps: int) -> Recipe:
     """The default rule."""
-    return _scaled_votes(steps)
+    return _scaled_votes()
 
 
 def scaled_votes_reset(steps: int) -> Recipe:
     """The default rule without the carry: an accumulator starts again in the middle of its cell."""
-    return _scaled_votes(steps, ternary={"carry": False})
+    return _scaled_votes(ternary={"carry": False})
 
 
 def scaled_votes_exact(steps: int) -> Recipe:
     """The default rule in integers alone: int8 gradients, and votes by shifts."""
-    return _scaled_votes(steps, exact=True)
+    return _scaled_votes(exact=True)
 
 
 def scaled_votes_4bit(steps: int) -> Recipe:
     """The default rule with 4-bit accumulators: six bits a weight."""
-    return _scaled_votes(steps, model={"vote_bits": 4}, ternary={"carry": False})
+    return _scaled_votes(model={"vote_bits": 4}, ternary={"carry": False})
 
 
 def scaled_votes_2bit(steps: int) -> Recipe:
     """The default rule with no accumulator: a flip is drawn from the votes of one step."""
-    return _scaled_votes(steps, model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04))
+    return _scaled_votes(model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4)
 
 
 def scaled_votes_pure(steps: int) -> Recipe:
     """The default rule for embedding and head too: no float parameter is left."""
-    recipe = _scaled_votes(steps, model={"float_parts": [], "logit_scale": -1, "embedding_scale_rule": "frozen"})
-    overrides = {**recipe.overrides, "optimizer": {"name": "scaled_votes"}}
-    rates = [trial["optimizer"]["ternary"]["lr"] for trial in recipe.trials]
-    return Recipe(overrides=overrides, trials=tuple({"optimizer": {"lr": rate}} for rate in rates))
+    recipe = _scaled_votes(model={"float_parts": [], "logit_scale": -1, "embedding_scale_rule": "frozen"})
+    return Recipe(
+        overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes"}},
+        trials=tuple({"optimizer": {"lr": rate}} for rate in (0.07, 0.1, 0.14, 0.2)),
+    )
 
 
 def _scaled_votes(
-    steps: int,
     *,
     model: Mapping[str, Any] | None = None,
     ternary: Mapping[str, Any] | None = None,
     exact: bool = False,
     rates: Sequence[float] = _VOTE_RATES,
+    float_rates: Sequence[float] = _FLOAT_RATES,
 ) -> Recipe:
     overrides: dict[str, Any] = {
         "optimizer": {
             "name": "split",
             "ternary": {"name": "scaled_votes", **(ternary or {})},
-            "float": {"name": "adamw", "lr": 8e-3, "weight_decay": 0.0},
+            "float": {"name": "adamw", "weight_decay": 0.0},
         },
-        "phase": {"lr_schedule": "sqrt"},
+        "phase": {"lr_schedule": "linear"},
     }
     if model is not None:
         overrides["model"] = dict(model)
     if exact:
         overrides["exact"] = True
-    trials = tuple({"optimizer": {"ternary": {"lr": round(rate * (1000 / steps) ** (1 / 3), 5)}}} for rate in rates)
+    trials = tuple(
+        {"optimizer": {"ternary": {"lr": rate}, "float": {"lr": float_rate}}}
+        for rate, float_rate in zip(rates, float_rates, strict=True)
+    )
     return Recipe(overrides=overrides, trials=trials)
 
 
