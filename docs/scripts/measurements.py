@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
-TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
+TITLES = {"demo": "ternary, `sign_votes`", "float32": "float32, AdamW"}
 
 
 def demo_table(figures: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ class ScaledVotesConfig:
     """Options of the scaled-vote rule."""
 
     lr: float = option(
-        0.2,
+        0.1,
         "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation.",
         validator=gt(0.0),
     )
@@ -95,7 +95,7 @@ class ScaledVotes(TernaryOptimizer):
         self,
         modules: Mapping[str, TernaryModule],
         *,
-        lr: float = 0.2,
+        lr: float = 0.1,
         clip: float = 2.5,
         carry: bool = True,
         leak: float = 0.02,
