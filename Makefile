@@ -61,6 +61,5 @@ $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	touch $@
 
 $(VENV)/dev: $(VENV)/runtime requirements-dev.txt
-	$(PIP) $$(grep -E '^(cmake|nanobind|ninja|scikit-build-core)[>=]' requirements-dev.txt)
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --requirement requirements-dev.txt
+	$(PIP) --no-build-isolation --requirement requirements-dev.txt
 	touch $@
