@@ -95,8 +95,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyt
 
 def test_a_model_whose_steps_cast_no_votes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Idle(large_model.ScaledVotes):
-        def __init__(self, modules: Any) -> None:
-            super().__init__(modules, lr=1e-12, clip=1e-12)
+        def __init__(self, modules: Any, **options: Any) -> None:
+            super().__init__(modules, **{**options, "lr": 1e-12, "clip": 1e-12})
 
     monkeypatch.setattr(large_model, "ScaledVotes", Idle)
     monkeypatch.setattr(Idle, "step", lambda self, **_: self.skip_update())

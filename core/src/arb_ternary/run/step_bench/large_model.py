@@ -163,7 +163,8 @@ def run_large_model(run: LargeRun, *, say: Callable[[str], None] = lambda _: Non
         built = time.perf_counter() - start
         model.train()
         model.set_activation_checkpointing(True)
-        optimizer = ScaledVotes(dict(ternary_modules(model)))
+        # A rate at which the second set of votes can fill a cell: few steps are taken, and they should flip weights.
+        optimizer = ScaledVotes(dict(ternary_modules(model)), lr=0.2)
         counted = audit(model, optimizer)
         built_peak = peak_bytes()
         say(f"{counted.parameters:,} parameters in {built:.0f} s; {resident_bytes() / 2**30:.2f} GiB")
