@@ -20,14 +20,10 @@ import torch
 from attrs import asdict, evolve
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.magnitudes import Magnitudes
+from arb_ternary.optim.normalised_votes import NormalisedVotes
 from arb_ternary.optim.protocol import StepOutcome, Trainable
-from arb_ternary.optim.sign_votes import effective_threshold
-from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.control import STEP, hash_words
-from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.control import STEP
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.servo import exact_threshold, level_of, next_level, whole_threshold
@@ -41,7 +37,7 @@ SPREADS: Final = {8: 24.0, 4: 1.5}
 _START: Final = 3.0
 
 
-class MomentumVotes(TernaryOptimizer):
+class MomentumVotes(NormalisedVotes):
     """The momentum-vote optimizer; see the module's docstring for the rule.
 
     The groups' ``lr`` is 1 at birth: a rate that a schedule drives. With a rate of 0 nothing is cast, flips or decays.
@@ -61,16 +57,11 @@ class MomentumVotes(TernaryOptimizer):
         options = MomentumVotesConfig() if options is None else options
         for name, module in modules.items():
             _check(name, module, options)
-        super().__init__(modules, asdict(options))
-        self._magnitudes: list[list[Magnitudes]] = []
-        self._levels: list[list[int]] = []
-        for group, members in zip(self.param_groups, self._modules, strict=True):
-            shapes = [(m.shape.out_features, m.shape.in_features, m.weight.device) for m in members]
-            self._magnitudes.append([Magnitudes(*shape) for shape in shapes])
-            self._levels.append([_first_level(group, module) for module in members])
-        for module in modules.values():
-            module.use_scaled_votes(integer=_casts_integers(module))
-        self._refresh_scales()
+        super().__init__(modules, {**asdict(options), "base_lr": 1.0})
+        self._levels = [
+            [_first_level(group, module) for module in members]
+            for group, members in zip(self.param_groups, self._modules, strict=True)
+        ]
 
     def thresholds(self) -> list[float]:
         """The threshold of every module, in the order of :attr:`modules`; a step uses a whole number next to it."""
@@ -87,70 +78,35 @@ class MomentumVotes(TernaryOptimizer):
         thresholds = self.thresholds()
         return evolve(outcome, statistics={"flip_threshold": math.fsum(thresholds) / len(thresholds)})
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
-        flips = torch.zeros((), dtype=torch.int64)
-        moves = torch.zeros((), dtype=torch.int64)
-        index = next(i for i, other in enumerate(self._modules) if other is modules)
-        levels = self._levels[index]
-        group["vote_rate"] = group["lr"]
-        for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
-            assert module.magnitudes is not None
-            voted = False
-            if not module.frozen and bool(module.magnitudes.any()):
-                voted = magnitudes.steps > 0
-                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"])
-            _set_scale(module, magnitudes, group)
-            if module.frozen or group["lr"] <= 0:
-                continue
-            if module.voting_exponents() is not None:
-                moves += kernel(module.backend, "apply_exponent_votes")(
-                    module.exponent,
-                    module.exponent_votes,
-                    module.exponent_origin,
-                    group["e_accum_threshold"],
-                    group["band"],
-                    0,
-                ).to(moves.device)
-                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
-            largest = module.shape.largest_vote
-            flipped = kernel(module.backend, "apply_scaled_votes")(
-                module.weight,
-                module.votes,
-                whole_threshold(levels[i], int(module.control[STEP]), largest),
-                round(65536 * group["decay"]),
-                group["carry"],
-                *hash_words(module.control),
-                module.shape,
-            )
-            torch.autograd.graph.increment_version((module.weight, module.votes))
-            flips += flipped.to(flips.device)
-            elements = module.shape.out_features * module.shape.in_features
-            if voted and elements:
-                levels[i] = next_level(
-                    levels[i],
-                    int(flipped),
-                    elements,
-                    min(1.0, group["flip_rate"] * group["lr"] ** group["power"]),
-                    gain=group["gain"],
-                    dead_band=group["dead_band"],
-                    largest=largest,
-                )
-            if isinstance(module, TernaryLinear):
-                module.apply_bias_votes(effective_threshold(group["accum_threshold"], group["lr"], 0.0, None, None))
-        return flips, moves
+    def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        return _quanta(group, module)
 
-    def _refresh_scales(self) -> None:
-        """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
-        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
-            group.setdefault("vote_rate", group["lr"])
-            for module, magnitudes in zip(modules, tracked, strict=True):
-                _set_scale(module, magnitudes, group)
+    def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        # Votes do not know the rate here, so that the exponents follow the schedule by whole powers of two.
+        return _quanta(group, module) / float(group["vote_rate"])
+
+    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+        levels, i = self._levels[place[0]], place[1]
+        largest = module.shape.largest_vote
+        threshold = whole_threshold(levels[i], int(module.control[STEP]), largest)
+        flips = self._apply_votes(group, module, threshold, round(65536 * group["decay"]))
+        elements = module.shape.out_features * module.shape.in_features
+        if voted and elements:
+            levels[i] = next_level(
+                levels[i],
+                int(flips),
+                elements,
+                min(1.0, group["flip_rate"] * group["lr"] ** group["power"]),
+                gain=group["gain"],
+                dead_band=group["dead_band"],
+                largest=largest,
+            )
+        return flips
 
     def state_dict(self) -> dict[str, Any]:
         """Settings, counters, and the running magnitudes and the threshold's level of every module."""
         return {
             **super().state_dict(),
-            "magnitudes": [[magnitudes.state_dict() for magnitudes in group] for group in self._magnitudes],
             "levels": [torch.tensor(levels, dtype=torch.int16) for levels in self._levels],
         }
 
@@ -161,14 +117,10 @@ class MomentumVotes(TernaryOptimizer):
             ValueError: it is of other modules.
         """
         super().load_state_dict(state_dict)
-        for tracked, saved in zip(self._magnitudes, state_dict["magnitudes"], strict=True):
-            for magnitudes, state in zip(tracked, saved, strict=True):
-                magnitudes.load_state_dict(state)
         levels = [[int(level) for level in saved] for saved in state_dict["levels"]]
         if [len(group) for group in levels] != [len(group) for group in self._levels]:
             raise ValueError("the levels of the thresholds are those of another number of modules")
         self._levels = levels
-        self._refresh_scales()
 
 
 def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> None:
@@ -204,28 +156,6 @@ def _quanta(group: Mapping[str, Any], module: TernaryModule) -> float:
 def _first_level(group: Mapping[str, Any], module: TernaryModule) -> int:
     spread = _quanta(group, module) / math.sqrt(1.0 - (1.0 - group["decay"]) ** 2)
     return level_of(max(1, min(round(_START * spread), module.shape.largest_vote)))
-
-
-def _casts_integers(module: TernaryModule) -> bool:
-    """Whether the gradient of the module's weight is an exact integer."""
-    return module.gradients == "int8" and getattr(module, "activations", "int8") == "int8"
-
-
-def _set_scale(module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
-    """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
-    assert module.vote_scale is not None
-    integer = _casts_integers(module)
-    if magnitudes.steps == 0 or group["vote_rate"] <= 0:
-        module.vote_scale.fill_(31 if integer else 0)
-        module.vote_limit = 1
-        return
-    quanta = _quanta(group, module)
-    module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
-    module.vote_limit = max(1, min(round(256 * group["clip"] * quanta), 256 * module.shape.largest_vote))
-    # Votes do not know the rate here, so that the exponents follow the schedule by whole powers of two.
-    score = quanta * math.sqrt(module.shape.group_size)
-    shift = round(math.log2(score / (group["exponent_rate"] * group["vote_rate"] * group["e_accum_threshold"])))
-    module.exponent_shift = min(31, max(0, shift))
 
 
 def build(config: MomentumVotesConfig, trainable: Trainable) -> MomentumVotes:
