@@ -25,7 +25,7 @@ def bitnet(steps: int) -> Recipe:
             "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.01},
             "phase": {"lr_schedule": "linear"},
         },
-        trials=tuple({"optimizer": {"lr": lr}} for lr in (4e-3, 6e-3, 8e-3, 12e-3)),
+        trials=tuple({"optimizer": {"lr": lr}} for lr in (3e-3, 4e-3, 6e-3, 8e-3)),
         without=_WITHOUT,
     )
 

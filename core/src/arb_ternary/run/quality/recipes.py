@@ -21,9 +21,10 @@ __all__ = [
     "sign_votes_32",
 ]
 
-#: Rates of scaled votes, and learning rates of the float parts beside them: both fall with the length of a run.
-_VOTE_RATES: Final = (0.1, 0.14, 0.14, 0.2)
-_FLOAT_RATES: Final = (4e-3, 4e-3, 8e-3, 8e-3)
+#: Rates of scaled votes, and learning rates of the float parts beside them: the best of both fall with the length of a
+#: run, and these lie around those of a few thousand steps.
+_VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.1)
+_FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 6e-3)
 
 #: Learning rates of the float parts beside sign votes, and schedules, in every combination.
 _RATES: Final = (4e-3, 8e-3)
@@ -62,7 +63,9 @@ def scaled_votes_exact(steps: int) -> Recipe:
 
 def scaled_votes_4bit(steps: int) -> Recipe:
     """The default rule with 4-bit accumulators: six bits a weight."""
-    return _scaled_votes(model={"vote_bits": 4}, ternary={"carry": False})
+    return _scaled_votes(
+        model={"vote_bits": 4}, ternary={"carry": False}, rates=(0.1, 0.14, 0.2, 0.28), float_rates=(4e-3,) * 4
+    )
 
 
 def scaled_votes_2bit(steps: int) -> Recipe:
