@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from arb_ternary.run.quality.result import markdown
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
+QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"
 TITLES = {"demo": "ternary, `sign_votes`", "float32": "float32, AdamW"}
 
 
@@ -54,8 +57,16 @@ def line(what: str, cells: list[str]) -> str:
     return f"| {what} | " + " | ".join(cells) + " |"
 
 
+def quality_table(study: dict[str, Any]) -> str:
+    """The table of a study of ``arb bench quality``."""
+    return markdown(study).strip()
+
+
 #: Marker, file of results, what makes a table of it, pages.
-TABLES = (("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),)
+TABLES = (
+    ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
+    ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
+)
 
 
 def filled(page: str, marker: str, content: str) -> str:
