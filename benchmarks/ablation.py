@@ -46,7 +46,7 @@ def votes_ternary_embedding(steps: int) -> Recipe:
 
 def votes_ternary_head(steps: int) -> Recipe:
     """The default rule with a ternary head; the embedding stays float."""
-    return _changed(scaled_votes(steps), model={"float_parts": ["embedding"], "logit_scale": -1})
+    return _changed(scaled_votes(steps), model={"float_parts": ["embedding"], "logit_scale": 1})
 
 
 def pure_learned_exponents(steps: int) -> Recipe:

@@ -75,7 +75,7 @@ def scaled_votes_2bit(steps: int) -> Recipe:
 
 def scaled_votes_pure(steps: int) -> Recipe:
     """The default rule for embedding and head too: no float parameter is left."""
-    recipe = _scaled_votes(model={"float_parts": [], "logit_scale": -1, "embedding_scale_rule": "frozen"})
+    recipe = _scaled_votes(model={"float_parts": [], "logit_scale": 1, "embedding_scale_rule": "frozen"})
     return Recipe(
         overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes"}},
         trials=tuple({"optimizer": {"lr": rate}} for rate in (0.07, 0.1, 0.14, 0.2)),
