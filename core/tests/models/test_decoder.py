@@ -311,3 +311,22 @@ def test_set_dtype_changes_parameters_and_logits(float_config: Configs, tokens: 
 def test_an_empty_vocabulary_is_refused(float_config: Configs) -> None:
     with pytest.raises(UsageProblem, match="vocabulary_size"):
         build(float_config(), 0)
+
+
+def test_a_decoder_runs_the_blocks_that_it_is_given_in_their_order(float_config: Configs, tokens: Tokens) -> None:
+    config = float_config(layers=3, zero_residual=False)
+    donor = build(config, 13)
+
+    class Reversed(torch.nn.ModuleList):
+        def __iter__(self):
+            return iter([self._modules[name] for name in reversed(self._modules)])
+
+    given_blocks = Reversed(donor.blocks)
+    model = Decoder(config, 13, blocks=given_blocks)
+    model.embedding, model.head, model.final_norm = donor.embedding, donor.head, donor.final_norm
+    assert model.blocks is given_blocks
+    x_BSD = donor.embed(tokens(2, 5))
+    for number in (2, 1, 0):
+        x_BSD = donor.run_blocks(x_BSD, number, number + 1)
+    torch.testing.assert_close(model(tokens(2, 5)), donor.logits(x_BSD))
+    assert len(model.new_cache(1).layers) == 3

@@ -187,3 +187,21 @@ def test_the_audit_counts_their_weights_as_parameters_and_their_bytes_as_stored(
     assert rows["other integer buffers"] == (0, 0)
     assert counted.parameters == 8 + 4
     assert counted.state_bytes == 4 + 32 + 4 + 16
+
+
+@pytest.mark.parametrize("frozen", ["ternary", "float"])
+def test_a_part_that_is_all_frozen_now_is_left_out(frozen: str) -> None:
+    model = nn.Sequential(TernaryLinear(4, 4), nn.Linear(4, 4))
+    model[0].frozen = frozen == "ternary"  # type: ignore[assignment]
+    model[1].requires_grad_(frozen != "float")
+    trainable = collect_trainable(model)
+    assert trainable.idle == {frozen}
+    optimizer = make_choice("optimizer", "split").build(trainable)
+    assert list(optimizer.parts) == [kind for kind in ("ternary", "float") if kind != frozen]
+
+
+def test_a_model_whose_parts_are_all_frozen_has_nothing_to_train() -> None:
+    model = nn.Sequential(TernaryLinear(4, 4), nn.Linear(4, 4).requires_grad_(False))
+    model[0].frozen = True  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="no ternary parts to train"):
+        make_choice("optimizer", "split").build(collect_trainable(model))

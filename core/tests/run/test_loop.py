@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from arb_ternary.data.masking import CausalMasking
+from arb_ternary.data.protocol import Batch, MaskedBatch
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.run.loop import TrainingLoop, takes_loss_signal
@@ -374,3 +375,25 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
 def test_options_that_would_be_ignored_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LoopOptions(**options)
+
+
+def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() -> None:
+    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    class Backwards(TrainingLoop):
+        def mask(self, batch: Batch) -> MaskedBatch:
+            inputs = batch.tokens[:, 1:].clone()
+            return MaskedBatch(inputs, batch.tokens[:, :-1].clone(), torch.ones_like(inputs, dtype=torch.bool))
+
+        def predict(self, batch: Batch, masked: MaskedBatch) -> torch.Tensor:
+            seen.append((self.micro_batches, batch.sample_ids, masked.inputs))
+            return super().predict(batch, masked)
+
+    context = Context(Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    loop = Backwards(context, LoopOptions(steps=3, batch_size=2, block_size=4), "key")  # type: ignore[arg-type]
+    for _ in range(3):
+        loop.take_step()
+    assert [number for number, _, _ in seen] == [1, 2, 3]
+    for _, ids, inputs in seen:
+        for row, sample in enumerate(ids.tolist()):
+            assert inputs[row].tolist() == context.data.train[4 * sample + 1 : 4 * sample + 5].tolist()

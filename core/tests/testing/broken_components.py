@@ -210,6 +210,16 @@ class InPlace(Masking):
         return batch.tokens[:, :-1]
 
 
+class ReservesBeyond(CausalMasking):
+    def reserved_ids(self, vocabulary_size: int) -> tuple[int, ...]:
+        return (vocabulary_size,)
+
+
+class TestReservedBeyondTheVocabulary(MaskingSuite):
+    def make_strategy(self) -> MaskingStrategy:
+        return ReservesBeyond()
+
+
 class TestGlobalNoise(MaskingSuite):
     def make_strategy(self) -> MaskingStrategy:
         return GlobalNoise()

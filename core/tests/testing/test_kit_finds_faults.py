@@ -30,6 +30,7 @@ FAULTS = {
     "TestGlobalNoise": "test_no_randomness_comes_from_the_global_generators",
     "TestNoiseByRow": "test_a_sample_is_masked_alike_in_whichever_row_it_stands",
     "TestMaskingInPlace": "test_the_batch_is_left_alone",
+    "TestReservedBeyondTheVocabulary": "test_reserved_ids_are_token_ids",
     "TestAscent": "test_the_loss_of_a_regression_falls",
     "TestForgottenMomentum": "test_a_restored_run_ends_with_the_bits_of_one_that_was_not_interrupted",
     "TestOvercountedFlips": "test_the_reported_flips_are_the_trits_that_changed",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,6 +25,9 @@ __all__ = ["generate"]
 @click.option(
     "--seed", type=click.IntRange(min=0), help="The same seed gives the same text; default: another each time."
 )
+@click.option(
+    "--unroll", is_flag=True, help="Draw many tokens in one pass through the model; for models that fill in gaps."
+)
 @click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
@@ -34,6 +39,7 @@ def generate(
     top_k: int | None,
     top_p: float | None,
     seed: int | None,
+    unroll: bool,
     backend: str | None,
     device: str | None,
 ) -> None:
@@ -43,11 +49,12 @@ def generate(
     from arb_ternary.run.restore import load_run, streamed_text
 
     trained = load_run(run, backend=backend, device=device)
-    if not hasattr(trained.model, "new_cache"):
-        raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot generate: it has no new_cache()")
+    needed = "unroll" if unroll else "new_cache"
+    if not hasattr(trained.model, needed):
+        raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot do this: it has no {needed}()")
     prompt_ids = trained.tokenizer.encode(prompt)
-    drawn = draw(
-        trained.model,  # type: ignore[arg-type]
+    model: Any = trained.model
+    drawn = (model.unroll if unroll else partial(draw, model))(
         prompt_ids,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

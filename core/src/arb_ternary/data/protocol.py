@@ -42,7 +42,7 @@ class MaskContext:
         seed: the run's seed.
         vocabulary_size: number of token ids.
         training: False in evaluation.
-        depth: fraction of the model's final depth that exists, in [0, 1]; 1 for an ordinary run.
+        depth: how far a model that grows has come: 0 with its first stack, 1 with its last; 1 for an ordinary run.
         time: diffusion time in [0, 1], where the phase has one.
     """
 
@@ -71,7 +71,11 @@ class MaskedBatch:
 
 @runtime_checkable
 class MaskingStrategy(Protocol):
-    """Turns samples into inputs, targets and a loss mask; pure given its arguments."""
+    """Turns samples into inputs, targets and a loss mask; pure given its arguments.
+
+    A strategy that puts a token of its own in the place of others has, besides ``apply``, a method
+    ``reserved_ids(vocabulary_size) -> Sequence[int]``: the ids that the data must not use. Since interface 1.2.
+    """
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time and seed."""

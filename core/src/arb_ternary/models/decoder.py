@@ -5,7 +5,7 @@ Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,16 +32,17 @@ class Decoder(nn.Module):
     Args:
         config: the options.
         vocabulary_size: number of token ids.
+        blocks: what yields the blocks in the order in which they run; None makes ``config.layers`` new ones.
     """
 
-    def __init__(self, config: DecoderConfig, vocabulary_size: int) -> None:
+    def __init__(self, config: DecoderConfig, vocabulary_size: int, *, blocks: nn.ModuleList | None = None) -> None:
         super().__init__()
         if vocabulary_size < 1:
             raise UsageProblem(f"vocabulary_size: must be at least 1, not {vocabulary_size}")
         self.config = config
         self.vocabulary_size = vocabulary_size
         self.embedding = make_embedding(config, vocabulary_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers)) if blocks is None else blocks
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_head(config, vocabulary_size, self.embedding)
         self._logit_scale = 2.0**config.logit_scale
@@ -163,7 +164,7 @@ class Decoder(nn.Module):
         window = self.config.sliding_window or self.config.max_length
         return KeyValueCache(len(self.blocks), batch_size, window=window, limit=None)
 
-    def _run(self, x_BSD: Tensor, blocks: nn.ModuleList, cache: KeyValueCache | None) -> Tensor:
+    def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
         batch, length, _ = x_BSD.shape
         positions = self._positions(x_BSD, cache)
         recomputes = self._recomputes(batch * length)

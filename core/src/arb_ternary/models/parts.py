@@ -20,7 +20,7 @@ from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.norm import TernaryRMSNorm
 
-__all__ = ["FloatLinear", "TiedHead", "make_embedding", "make_head", "make_linear", "make_norm"]
+__all__ = ["FloatLinear", "TiedHead", "make_embedding", "make_head", "make_linear", "make_norm", "rounded_to_int8"]
 
 
 class FloatLinear(nn.Linear):
@@ -37,13 +37,14 @@ class FloatLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
         """``x[..., K] -> [..., N]``."""
-        return F.linear(_rounded_to_int8(input) if self.activations == "int8" else input, self.weight)
+        return F.linear(rounded_to_int8(input) if self.activations == "int8" else input, self.weight)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activations={self.activations}"
 
 
-def _rounded_to_int8(x: Tensor) -> Tensor:
+def rounded_to_int8(x: Tensor) -> Tensor:
+    """``x`` rounded as :class:`FloatLinear` says; the gradient is that of ``x``."""
     with torch.no_grad():
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = wide.abs().amax(dim=-1, keepdim=True) / 127
@@ -68,7 +69,7 @@ class TiedHead(nn.Module):
         """``x[..., D] -> [..., V]``."""
         (table,) = self._embedding
         if isinstance(table, nn.Embedding):
-            return F.linear(_rounded_to_int8(x) if self.activations == "int8" else x, table.weight)
+            return F.linear(rounded_to_int8(x) if self.activations == "int8" else x, table.weight)
         return table.multiply(x, self.activations)
 
 

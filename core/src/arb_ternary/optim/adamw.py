@@ -1,4 +1,4 @@
-"""AdamW for float parameters: torch's own."""
+"""AdamW for float parameters: torch's own, or one that keeps float32 state where there are float16 parameters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from attrs.validators import and_, ge, gt, lt
 from arb_ternary.config.options import option
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
+from arb_ternary.optim.wide_adamw import WideAdamW
 
 __all__ = ["AdamWConfig", "build"]
 
@@ -44,4 +45,6 @@ def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
     if not groups:
         raise ConfigError("optimizer: adamw trains float parameters, and the model has none", "use scaled_votes")
     fused = all(p.device.type in ("cpu", "cuda") for p in trainable.floats.values())
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+    narrow = any(p.dtype == torch.float16 for p in trainable.floats.values())
+    kind = WideAdamW if narrow else torch.optim.AdamW
+    return kind(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)

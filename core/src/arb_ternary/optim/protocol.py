@@ -26,11 +26,14 @@ class Trainable:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
         stored: modules that keep integer weights in a format of their own and are not frozen. Since interface 1.1.
+        idle: kinds of parts that the model has and that are all frozen now, so that there is nothing of the kind above.
+            Since interface 1.2.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
     floats: Mapping[str, nn.Parameter] = field(factory=dict)
     stored: Mapping[str, StoredWeights] = field(factory=dict)
+    idle: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
@@ -93,14 +96,14 @@ def collect_trainable(model: nn.Module) -> Trainable:
     from arb_ternary.ternary.module import TernaryModule
     from arb_ternary.ternary.stored import stored_modules
 
-    ternary = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, TernaryModule) and not module.frozen
-    }
-    floats = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    stored = {name: module for name, module in stored_modules(model) if not module.frozen}
-    return Trainable(ternary, floats, stored)
+    all_ternary = {name: module for name, module in model.named_modules() if isinstance(module, TernaryModule)}
+    all_floats, all_stored = dict(model.named_parameters()), dict(stored_modules(model))
+    ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
+    floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}
+    stored = {name: module for name, module in all_stored.items() if not module.frozen}
+    kinds = {"ternary": (all_ternary, ternary), "float": (all_floats, floats), "stored": (all_stored, stored)}
+    idle = frozenset(kind for kind, (there, trained) in kinds.items() if there and not trained)
+    return Trainable(ternary, floats, stored, idle)
 
 
 def require_accepted(where: str, name: str, accepts: Collection[str], trainable: Trainable) -> None:

@@ -103,16 +103,19 @@ class JoinedOptimizer(Optimizer):
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
-    """Factory of the optimizer ``split``.
+    """Factory of the optimizer ``split``. A part of which the model has everything frozen now is left out.
 
     Raises:
-        ConfigError: one of the two parts has nothing to train, or what its optimizer cannot train.
+        ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a part has what its
+            optimizer cannot train.
     """
     parts: dict[str, Optimizer] = {}
-    for name, choice, part in (
-        ("ternary", config.ternary, evolve(trainable, floats={})),
-        ("float", config.float, evolve(trainable, ternary={}, stored={})),
+    for name, choice, part, kinds in (
+        ("ternary", config.ternary, evolve(trainable, floats={}), {"ternary", "stored"}),
+        ("float", config.float, evolve(trainable, ternary={}, stored={}), {"float"}),
     ):
+        if not part.parts and trainable.idle & kinds and trainable.parts:
+            continue
         if not part.parts:
             raise ConfigError(
                 f"optimizer.{name}: the model has no {name} parts to train",

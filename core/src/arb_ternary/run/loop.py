@@ -25,7 +25,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from arb_ternary.data.loader import BatchLoader
-from arb_ternary.data.protocol import MaskContext, MaskedBatch
+from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
 from arb_ternary.data.sampler import WindowSampler
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome, as_outcome
@@ -209,10 +209,10 @@ class TrainingLoop:
         """
         started = time.perf_counter()
         rates = self._set_rates()
-        masked = self._draw()
+        batch, masked = self._draw()
         self._parts.model.train()
         with self._parts.autocast():
-            logits_BSV = self._parts.forward(masked.inputs)
+            logits_BSV = self.predict(batch, masked)
         loss = masked_loss(logits_BSV, masked)
         value, tokens = float(loss.detach()), int(masked.loss_mask.sum())
         self.context.mark_progress()
@@ -228,6 +228,26 @@ class TrainingLoop:
         self.context.count_training(tokens, time.perf_counter() - started)
         return report
 
+    def mask(self, batch: Batch) -> MaskedBatch:
+        """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number.
+
+        A loop on a model that grows, or with a diffusion time, overrides it.
+        """
+        context = self.context
+        generator = derived_generator(context.seed, self.key, "mask", self.step, self.micro_batches)
+        mask_context = MaskContext(step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size)
+        return context.masking.apply(batch, generator, mask_context)
+
+    def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
+        """Logits ``[B, S, V]`` of a micro-batch in training; a loop that has part of the way computed overrides it.
+
+        Args:
+            batch: as it was read, on the host.
+            masked: what the masking made of it, on the device.
+        """
+        logits_BSV: Tensor = self._parts.forward(masked.inputs)
+        return logits_BSV
+
     def _set_rates(self) -> dict[str, float]:
         options = self.options
         return apply_schedule(
@@ -241,22 +261,17 @@ class TrainingLoop:
             min_rate=options.min_rate,
         )
 
-    def _draw(self) -> MaskedBatch:
-        """The next micro-batch, masked, on the device. Its mask is a pure function of seed, step and micro-batch."""
+    def _draw(self) -> tuple[Batch, MaskedBatch]:
+        """The next micro-batch, as it was read and, masked, on the device."""
         context, sampler = self.context, self._parts.loader.sampler
         if not sampler.continues(sampler.cursor):
             reset_runtime_state(self._parts.model)
         batch = next(self._parts.loader)
-        generator = derived_generator(context.seed, self.key, "mask", self.step, self.micro_batches)
+        masked = self.mask(batch)
         self.micro_batches += 1
-        mask_context = MaskContext(step=self.step, seed=context.seed, vocabulary_size=context.vocabulary_size)
-        masked = context.masking.apply(batch, generator, mask_context)
-        return MaskedBatch(
-            *(
-                tensor.to(context.device, non_blocking=True)
-                for tensor in (masked.inputs, masked.targets, masked.loss_mask)
-            )
-        )
+        tensors = (masked.inputs, masked.targets, masked.loss_mask)
+        on_device = MaskedBatch(*(tensor.to(context.device, non_blocking=True) for tensor in tensors))
+        return batch, on_device
 
     def _backward(self, loss: Tensor) -> None:
         share = (

@@ -36,9 +36,11 @@ class MaskingSuite(ComponentCase):
         return strategy
 
     def make_batch(self, rows: int, positions: int, seed: int = 0) -> Batch:
-        """A batch of random tokens; override it where the strategy needs ``extras``."""
+        """A batch of random tokens, none of them reserved; override it where the strategy needs ``extras``."""
         rng = np.random.default_rng(seed)
-        tokens = torch.from_numpy(rng.integers(0, self.vocabulary_size, (rows, positions + 1)))
+        reserved = set(getattr(self.make_strategy(), "reserved_ids", lambda _: ())(self.vocabulary_size))
+        used = np.array([token for token in range(self.vocabulary_size) if token not in reserved], dtype=np.int64)
+        tokens = torch.from_numpy(used[rng.integers(0, len(used), (rows, positions + 1))])
         return Batch(tokens=tokens, sample_ids=torch.from_numpy(rng.permutation(10 * rows)[:rows].astype(np.int64)))
 
     def make_context(self, **changes: Any) -> MaskContext:
@@ -71,6 +73,11 @@ class MaskingSuite(ComponentCase):
             masked = self._apply(self.make_batch(rows, positions), self.make_context(training=training))
             for ids in (masked.inputs.flatten(), masked.targets[masked.loss_mask]):
                 assert bool(((ids >= 0) & (ids < self.vocabulary_size)).all())
+
+    def test_reserved_ids_are_token_ids(self) -> None:
+        reserved = getattr(self.make_strategy(), "reserved_ids", lambda _: ())(self.vocabulary_size)
+        assert all(isinstance(token, int) and 0 <= token < self.vocabulary_size for token in reserved)
+        assert len(set(reserved)) < self.vocabulary_size, "no id is left for the data"
 
     def test_the_same_arguments_give_the_same_result(self) -> None:
         batch = self.make_batch(6, 16)

@@ -1,0 +1,213 @@
+"""Cached samples in a file of equal slots, of which as many are used as the byte budget allows.
+
+A slot is a header and the bytes of one sample. The header holds the trunk's version, the sample's id, the digest of its
+inputs, a serial number and a checksum of everything else in the slot. A process that is killed while it writes leaves
+at worst one slot whose checksum is wrong, and such a slot is empty; nothing needs to be flushed or repaired. Slots are
+written with ordinary writes, so that a full disk is an error and not a signal, and read through a mapping.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import define
+from torch import Tensor
+
+from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary.run.directory import locked
+from arb_ternary_progressive.cache_store import CacheKey, require_room
+from arb_ternary_progressive.hidden_codec import CacheDtype
+
+__all__ = ["DiskStore"]
+
+#: Format mark, serial number (0 = empty), sample id, version of the trunk, digest of the inputs, checksum.
+_HEADER: Final = struct.Struct("<8sQq16s16s8s")
+_MARK: Final = b"arbhid01"
+#: Slots begin at multiples of this, so that the numbers in them are aligned.
+_ALIGNMENT: Final = 64
+_HEADER_BYTES: Final = -(-_HEADER.size // _ALIGNMENT) * _ALIGNMENT
+
+
+@define
+class _Slot:
+    """What a used slot holds: the digest of the inputs, and where it is."""
+
+    inputs: bytes
+    index: int
+
+
+class DiskStore:
+    """Samples in ``folder``; what an earlier process left there is found again.
+
+    Samples of one shape and dtype share a file. A folder serves one process at a time.
+
+    Args:
+        folder: where the file lies; made when it is missing.
+        byte_budget: largest size of the file.
+        dtype: how hidden states are kept; part of the file's name.
+
+    Raises:
+        UsageProblem: another process uses the folder.
+    """
+
+    def __init__(self, folder: Path, byte_budget: int, dtype: CacheDtype) -> None:
+        self.folder = folder
+        self.byte_budget = byte_budget
+        self.dtype = dtype
+        self.evictions = 0
+        self._entries: OrderedDict[CacheKey, _Slot] = OrderedDict()
+        self._free: list[int] = []
+        self._shape: tuple[int, int] | None = None
+        self._payload = self._slot_bytes = self._serial = 0
+        self._file = -1
+        self._map: np.memmap[tuple[int], np.dtype[np.uint8]] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._stack = ExitStack()
+        self._stack.enter_context(
+            locked(
+                folder,
+                UsageProblem(
+                    f"activation cache: {folder} is in use by another process", "Give each run a folder of its own."
+                ),
+            )
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots in use, headers included."""
+        return len(self._entries) * self._slot_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def open(self, shape: tuple[int, int], payload_bytes: int) -> None:
+        """Use the file of samples of ``shape`` (positions, width), and find again what it holds.
+
+        Raises:
+            UsageProblem: the store is open for another shape, or one sample exceeds the budget.
+        """
+        if self._shape == shape:
+            return
+        if self._shape is not None:
+            raise UsageProblem(
+                f"activation cache: {self.folder} holds samples of {self._shape[0]} positions and width "
+                f"{self._shape[1]}, not {shape[0]} and {shape[1]}",
+                "A cache on disk is for samples of one length; give no folder to keep them in memory.",
+            )
+        slot_bytes = _HEADER_BYTES + -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
+        require_room(slot_bytes, self.byte_budget)
+        slots = self.byte_budget // slot_bytes
+        path = self.folder / f"hidden-{self.dtype}-{shape[0]}x{shape[1]}.slots"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._stack.callback(os.close, self._file)
+        # Sparse: the disk holds what has been written. A smaller budget cuts the file.
+        os.ftruncate(self._file, slots * slot_bytes)
+        self._map = np.memmap(path, dtype=np.uint8, mode="r", shape=(slots * slot_bytes,))
+        self._shape, self._payload, self._slot_bytes = shape, payload_bytes, slot_bytes
+        self._find(slots)
+
+    def get(self, key: CacheKey, inputs: bytes) -> Tensor | None:
+        """See ``Store``. A slot whose checksum is wrong is empty."""
+        slot = self._entries.get(key)
+        if slot is None or slot.inputs != inputs:
+            return None
+        assert self._map is not None
+        start = slot.index * self._slot_bytes
+        header = bytes(self._map[start : start + _HEADER.size])
+        payload = self._map[start + _HEADER_BYTES : start + _HEADER_BYTES + self._payload]
+        if header[-8:] != _checksum(header[:-8], payload):
+            self.drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return torch.from_numpy(np.array(payload))
+
+    def put(self, key: CacheKey, inputs: bytes, payload_N: Tensor) -> None:
+        """See ``Store``.
+
+        Raises:
+            ArbError: the disk is full or refuses.
+        """
+        self.drop(key)
+        if not self._free:
+            oldest, _ = next(iter(self._entries.items()))
+            self.drop(oldest)
+            self.evictions += 1
+        index = self._free.pop()
+        self._serial += 1
+        payload = payload_N.numpy()
+        head = _HEADER.pack(
+            _MARK, self._serial, key.sample_id, bytes.fromhex(key.version), inputs, bytes(8)
+        )[:-8]  # fmt: skip
+        header = (head + _checksum(head, payload)).ljust(_HEADER_BYTES, b"\0")
+        try:
+            _write(self._file, header + payload.tobytes(), index * self._slot_bytes)
+        except OSError as error:
+            self._free.append(index)
+            raise ArbError(
+                f"activation cache: {self.folder}: cannot be written: {error}",
+                "Free some space or lower the budget, then continue with --resume.",
+            ) from error
+        self._entries[key] = _Slot(inputs, index)
+
+    def drop(self, key: CacheKey) -> None:
+        """See ``Store``."""
+        slot = self._entries.pop(key, None)
+        if slot is not None:
+            self._free.append(slot.index)
+
+    def versions(self) -> set[str]:
+        """See ``Store``."""
+        return {key.version for key in self._entries}
+
+    def keep_only(self, versions: set[str]) -> None:
+        """See ``Store``."""
+        for key in [key for key in self._entries if key.version not in versions]:
+            self.drop(key)
+
+    def close(self) -> None:
+        """Let go of the file and of the folder's lock. What is stored stays."""
+        self._map = None
+        self._stack.close()
+
+    def _find(self, slots: int) -> None:
+        """Read every header. What is used and sound so far is put in the order in which it was written."""
+        found = sorted(self._headers(slots), key=lambda each: each[0])
+        taken: set[int] = set()
+        for serial, key, slot in found:
+            earlier = self._entries.pop(key, None)
+            if earlier is not None:
+                taken.discard(earlier.index)
+            self._entries[key] = slot
+            taken.add(slot.index)
+            self._serial = serial
+        self._free = [index for index in reversed(range(slots)) if index not in taken]
+
+    def _headers(self, slots: int) -> Iterator[tuple[int, CacheKey, _Slot]]:
+        assert self._map is not None
+        for index in range(slots):
+            start = index * self._slot_bytes
+            mark, serial, sample_id, version, inputs, _ = _HEADER.unpack(bytes(self._map[start : start + _HEADER.size]))
+            if mark == _MARK and serial:
+                yield serial, CacheKey(sample_id, version.hex()), _Slot(inputs, index)
+
+
+def _checksum(head: bytes, payload: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bytes:
+    digest = hashlib.blake2b(head, digest_size=8)
+    digest.update(np.ascontiguousarray(payload).data)
+    return digest.digest()
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

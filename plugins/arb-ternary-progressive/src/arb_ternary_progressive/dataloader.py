@@ -1,0 +1,300 @@
+"""Batches for the stack that is being trained: hidden tokens, targets, time, and what the trunk made of the inputs.
+
+Shapes: ``B`` samples, ``S`` positions, ``D`` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.data.protocol import MaskContext, MaskingStrategy
+from arb_ternary.errors import ConfigError, DataError, UsageProblem
+from arb_ternary.run.seeding import derived_generator
+from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
+from arb_ternary_progressive.masking import HidingStrategy
+from arb_ternary_progressive.masking_time_step import TimeStepMasking
+from arb_ternary_progressive.objectives import check_objective, objective_targets
+from arb_ternary_progressive.samples import Samples, as_samples, cache_keys
+from arb_ternary_progressive.time import depth_of
+
+__all__ = ["ProgressiveDataLoader", "TrunkActivations"]
+
+#: The trunk's hidden states ``[B, S, D]``: a function of the batch, a frozen trunk, the states ``[S, D]`` by cache key,
+#: or those of every batch.
+TrunkActivations: TypeAlias = Callable[[dict[str, Any]], Tensor] | nn.Module | Mapping[int, Tensor] | Tensor
+
+
+class ProgressiveDataLoader:
+    """The batches of ``base_dataloader`` as stack ``stack_idx`` is trained on them. Each pass over it is an epoch.
+
+    A batch is a dict:
+
+    * ``input_ids`` int64 ``[B, S]``: what the model reads. Only the objective ``mlm`` hides tokens in it;
+    * ``targets`` int64 ``[B, S]`` and ``loss_mask`` bool ``[B, S]``: what is asked, and where it counts;
+    * ``masks`` bool ``[B, S]``: the positions that the strategy chose;
+    * ``clm_mask`` and ``combined_masks`` bool ``[B, S]``, with the objective ``clm``: every position but the last, and
+      ``masks & clm_mask``;
+    * ``time_step`` int64 ``[B]`` and ``time`` float32 ``[B]``, the middle of the step; 0 for a strategy without time;
+    * ``stack_idx``, ``training_objective``;
+    * ``sample_ids`` and ``cache_keys`` int64 ``[B]``: identity of the samples, and by what a cache knows them;
+    * ``trunk_activations`` float ``[B, S, D]`` or None;
+    * whatever else the base dataloader gave.
+
+    Masks and times depend on the samples and on ``(seed, stack_idx, epoch, number of the batch)``, on no global
+    generator. Where time is an input it is drawn anew for each batch.
+
+    Args:
+        base_dataloader: gives batches: mappings with ``input_ids``, tensors, tuples, batches of the core. For more than
+            one epoch it must not be an iterator.
+        masking_strategy: None = every position counts, and nothing is hidden.
+        stack_idx: the stack in training, counted in the order of building.
+        trunk_activations: the hidden states that enter the stack; see ``TrunkActivations``. None = the model starts at
+            the tokens.
+        cache_activations: compute the hidden states of a sample once. A module as ``trunk_activations`` must then be
+            frozen; a function must have a cache of its own (attribute ``cache``); tensors are there already.
+        training_objective: ``mlm``, ``clm`` or ``custom``; None = what the strategy's config says, else ``mlm``.
+        final_depth: stacks of the finished rack; None = what the strategy knows, else ``stack_idx + 1``.
+        vocabulary_size: number of token ids; None = what the strategy's config says.
+        seed: of masks and times; None = that of the strategy, else 0.
+        cache: where a module's hidden states are kept; None = one of 1 GiB in memory.
+
+    Raises:
+        ConfigError: the objective is unknown or does not go with the strategy, or the vocabulary is not known.
+        UsageProblem: there is no such stack, or ``trunk_activations`` cannot be cached.
+    """
+
+    def __init__(
+        self,
+        base_dataloader: Iterable[Any],
+        masking_strategy: MaskingStrategy | None = None,
+        stack_idx: int = 0,
+        trunk_activations: TrunkActivations | None = None,
+        cache_activations: bool = False,
+        *,
+        training_objective: str | None = None,
+        final_depth: int | None = None,
+        vocabulary_size: int | None = None,
+        seed: int | None = None,
+        cache: ActivationCache | None = None,
+    ) -> None:
+        self.base_dataloader = base_dataloader
+        self.masking_strategy = masking_strategy
+        self.stack_idx = stack_idx
+        self.trunk_activations = trunk_activations
+        self.cache_activations = cache_activations
+        self.training_objective = check_objective(
+            training_objective or getattr(masking_strategy, "training_objective", None) or "mlm"
+        )
+        self.final_depth: int = final_depth or getattr(masking_strategy, "final_depth", None) or stack_idx + 1
+        self.depth = depth_of(stack_idx, self.final_depth)
+        self.seed: int = getattr(masking_strategy, "seed", 0) if seed is None else seed
+        self.vocabulary_size: int | None = vocabulary_size or getattr(masking_strategy, "vocabulary_size", None)
+        self.epoch = 0
+        self._position = 0
+        self._resume_at: int | None = None
+        self._require_vocabulary()
+        self._cache = self._own_cache(cache)
+        self._version = ""
+        self._width: int | None = None
+
+    def __len__(self) -> int:
+        """Batches an epoch, where the base dataloader knows."""
+        if not isinstance(self.base_dataloader, Sized):
+            raise TypeError(f"the base dataloader, a {type(self.base_dataloader).__name__}, has no length")
+        return len(self.base_dataloader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The batches of one epoch; after :meth:`load_state_dict`, those that are left of it.
+
+        Raises:
+            DataError: the base dataloader gives no batch, or one that cannot be used.
+        """
+        self.epoch = self.next_epoch
+        first, self._resume_at = self._resume_at or 0, None
+        self._position = first
+        if self._cache is not None and isinstance(self.trunk_activations, nn.Module):
+            self._version = trunk_version(self.trunk_activations)
+        number = -1
+        for number, raw in enumerate(self.base_dataloader):
+            if number < first:
+                continue
+            batch = self._prepare(raw, number)
+            self._position = number + 1
+            yield batch
+        if number < 0:
+            raise DataError(
+                f"dataloader: {type(self.base_dataloader).__name__} gives no batch in epoch {self.epoch}",
+                "An iterator can be passed over once only; give what makes it: a list, a torch DataLoader, ..."
+                if isinstance(self.base_dataloader, Iterator)
+                else "",
+            )
+
+    @property
+    def activation_cache(self) -> ActivationCache | None:
+        """Where the hidden states of a module are kept; None where there is nothing to keep."""
+        return self._cache
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`, else a new one."""
+        return self.epoch + int(self._resume_at is None and self._position > 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the next batch is: the epoch, and the number of batches of it that were given."""
+        return {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The next pass goes on where ``state`` was taken, provided that the base dataloader repeats its order."""
+        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._resume_at = self._position
+
+    # --- one batch ---
+
+    def _prepare(self, raw: Any, number: int) -> dict[str, Any]:
+        samples = as_samples(raw)
+        key = (self.seed, "progressive", self.stack_idx, self.epoch, number)
+        context = self._context()
+        masks_BS, inputs_BS = self._masks(samples, context, key)
+        time_B, steps_B = self._times(samples, context, key)
+        asked = objective_targets(
+            self.training_objective,
+            samples.input_ids,
+            masks_BS,
+            targets_BS=samples.targets,
+            loss_mask_BS=samples.loss_mask,
+        )
+        batch: dict[str, Any] = {
+            **samples.extras,
+            "input_ids": inputs_BS,
+            "targets": asked.targets,
+            "masks": masks_BS,
+            "loss_mask": asked.loss_mask,
+            "time_step": steps_B,
+            "time": time_B,
+            "stack_idx": self.stack_idx,
+            "training_objective": self.training_objective,
+            "sample_ids": samples.sample_ids,
+            "cache_keys": cache_keys(samples.sample_ids, steps_B if self._time_is_an_input() else None),
+        }
+        if asked.clm_mask is not None:
+            batch["clm_mask"], batch["combined_masks"] = asked.clm_mask, asked.combined_masks
+        batch["trunk_activations"] = self._hidden(batch)
+        return batch
+
+    def _context(self) -> MaskContext:
+        strategy = self.masking_strategy
+        time = None
+        if isinstance(strategy, TimeStepMasking) and not self._time_is_an_input():
+            time = strategy.time_for_stack(self.stack_idx, final_depth=self.final_depth)
+        return MaskContext(
+            step=0, seed=self.seed, vocabulary_size=self.vocabulary_size or 0, depth=self.depth, time=time
+        )
+
+    def _masks(self, samples: Samples, context: MaskContext, key: tuple[int | str, ...]) -> tuple[Tensor, Tensor]:
+        """The strategy's positions, and the inputs, hidden where the objective hides."""
+        strategy, batch = self.masking_strategy, samples.batch()
+        if strategy is None:
+            return torch.ones_like(samples.input_ids, dtype=torch.bool), samples.input_ids
+        generator = derived_generator(*key)
+        if self.training_objective != "mlm" and isinstance(strategy, HidingStrategy):
+            return strategy.masks(batch, generator, context), samples.input_ids
+        masked = strategy.apply(batch, generator, context)
+        if self.training_objective != "mlm":
+            return masked.loss_mask, samples.input_ids
+        if not torch.equal(masked.targets[masked.loss_mask], samples.input_ids[masked.loss_mask]):
+            raise ConfigError(
+                f"training_objective: mlm asks for the hidden tokens, and {type(strategy).__name__} for others",
+                "Use mlm, progressive or time_step masking, or the objective clm.",
+            )
+        return masked.loss_mask, masked.inputs
+
+    def _times(self, samples: Samples, context: MaskContext, key: tuple[int | str, ...]) -> tuple[Tensor, Tensor]:
+        strategy, ids_B = self.masking_strategy, samples.sample_ids
+        time_B = None
+        if isinstance(strategy, HidingStrategy):
+            time_B = strategy.times(samples.batch(), derived_generator(*key), context)
+        if time_B is None or not isinstance(strategy, TimeStepMasking):
+            return torch.zeros(len(ids_B)), torch.zeros(len(ids_B), dtype=torch.int64)
+        # Times are middles of steps: half a step from where rounding down would matter.
+        steps_B = (time_B * strategy.num_time_steps).floor().to(torch.int64)
+        return time_B.to(ids_B.device), steps_B.to(ids_B.device)
+
+    def _time_is_an_input(self) -> bool:
+        strategy = self.masking_strategy
+        return isinstance(strategy, TimeStepMasking) and strategy.time_interpretation == "input"
+
+    # --- the trunk ---
+
+    def _hidden(self, batch: dict[str, Any]) -> Tensor | None:
+        source, inputs_BS = self.trunk_activations, batch["input_ids"]
+        if source is None:
+            return None
+        if isinstance(source, Tensor):
+            hidden_BSD = source
+        elif isinstance(source, Mapping):
+            hidden_BSD = _gathered(source, batch["cache_keys"])
+        elif isinstance(source, nn.Module):
+            hidden_BSD = self._through(source, batch)
+        else:
+            hidden_BSD = source(batch)
+        if hidden_BSD.shape[:2] != inputs_BS.shape:
+            raise DataError(
+                f"trunk_activations: hidden states of shape {list(hidden_BSD.shape)} do not belong to inputs of shape "
+                f"{list(inputs_BS.shape)}"
+            )
+        return hidden_BSD.to(inputs_BS.device)
+
+    def _through(self, trunk: nn.Module, batch: dict[str, Any]) -> Tensor:
+        inputs_BS, time_B = batch["input_ids"], batch["time"]
+
+        def compute(rows_M: Tensor) -> Tensor:
+            with torch.no_grad():
+                times = {"time": time_B[rows_M]} if self._time_is_an_input() else {}
+                hidden_MSD: Tensor = trunk(inputs_BS[rows_M], **times)
+            return hidden_MSD
+
+        if self._cache is None:
+            return compute(torch.arange(len(inputs_BS)))
+        if self._width is None:
+            self._width = compute(torch.arange(1)).shape[-1]
+        return self._cache.fetch(batch["cache_keys"], self._version, inputs_BS, self._width, compute)
+
+    def _own_cache(self, cache: ActivationCache | None) -> ActivationCache | None:
+        source = self.trunk_activations
+        if isinstance(source, nn.Module) and self.cache_activations:
+            trunk_version(source)  # refuses a trunk that learns, now and not at the first batch
+            return ActivationCache() if cache is None else cache
+        if cache is not None:
+            raise UsageProblem(
+                "cache: there is nothing to keep in it",
+                "It keeps what a module computes: give the trunk as trunk_activations, and cache_activations=True.",
+            )
+        is_function = callable(source) and not isinstance(source, Tensor | nn.Module | Mapping)
+        if self.cache_activations and is_function and getattr(source, "cache", None) is None:
+            raise UsageProblem(
+                "cache_activations: a function does not say which trunk it runs, so that a changed one would go unseen",
+                "Give the frozen trunk itself (a module), or a function with a cache of its own (attribute `cache`).",
+            )
+        return None
+
+    def _require_vocabulary(self) -> None:
+        if self.vocabulary_size is None and self.masking_strategy is not None and self.training_objective == "mlm":
+            raise ConfigError(
+                "vocabulary_size: must be known to hide tokens, and the masking strategy does not know it",
+                "Give ProgressiveDataLoader(..., vocabulary_size=...).",
+            )
+
+
+def _gathered(hidden: Mapping[int, Tensor], keys_B: Tensor) -> Tensor:
+    absent = [key for key in keys_B.tolist() if key not in hidden]
+    if absent:
+        raise DataError(
+            f"trunk_activations: there are no hidden states for {len(absent)} of {len(keys_B)} samples, such as "
+            f"{absent[0]}",
+            "Give the trunk itself, so that what is missing can be computed.",
+        )
+    return torch.stack([hidden[key] for key in keys_B.tolist()])

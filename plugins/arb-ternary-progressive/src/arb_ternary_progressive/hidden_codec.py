@@ -1,0 +1,88 @@
+"""How hidden states are kept: float32, bfloat16, or int8 with a scale a position.
+
+Shapes: ``B`` samples, ``S`` positions, ``D`` width.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem, nearest
+
+__all__ = ["CACHE_DTYPES", "CacheDtype", "HiddenCodec"]
+
+CacheDtype = Literal["float32", "bfloat16", "int8"]
+CACHE_DTYPES: Final[tuple[CacheDtype, ...]] = get_args(CacheDtype)
+
+#: Bytes of one number.
+_WIDTHS: Final[dict[CacheDtype, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+@frozen
+class HiddenCodec:
+    """Hidden states as bytes and back.
+
+    ``float32`` is exact. ``bfloat16`` rounds to the nearest even. ``int8`` keeps ``s = max|x| / 127`` of each position
+    in float32 and ``round_half_even(x / s)``; a position of zeros stays zero. What a sample becomes does not depend on
+    the batch that it is in.
+
+    Raises:
+        UsageProblem: there is no such format.
+    """
+
+    dtype: CacheDtype
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype not in CACHE_DTYPES:
+            close = nearest(str(self.dtype), CACHE_DTYPES)
+            raise UsageProblem(
+                f"cache dtype: must be one of {', '.join(CACHE_DTYPES)}, not {self.dtype!r}",
+                f"Did you mean {close!r}?" if close else "",
+            )
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost."""
+        return self.dtype == "float32"
+
+    def sample_bytes(self, positions: int, width: int) -> int:
+        """Bytes of one sample."""
+        scales = 4 * positions if self.dtype == "int8" else 0
+        return positions * width * _WIDTHS[self.dtype] + scales
+
+    def encode(self, hidden_BSD: Tensor) -> Tensor:
+        """uint8 ``[B, sample_bytes]`` on the host: the numbers of a sample, then its scales."""
+        x_BSD = hidden_BSD.detach().to(device="cpu", dtype=torch.float32).contiguous()
+        samples = x_BSD.size(0)
+        if self.dtype == "float32":
+            return x_BSD.view(torch.uint8).view(samples, -1)
+        if self.dtype == "bfloat16":
+            return x_BSD.to(torch.bfloat16).view(torch.uint8).view(samples, -1)
+        scale_BS1 = x_BSD.abs().amax(dim=-1, keepdim=True) / 127
+        codes_BSD = torch.round(x_BSD / scale_BS1.clamp_min(torch.finfo(torch.float32).tiny)).to(torch.int8)
+        return torch.cat(
+            [codes_BSD.view(torch.uint8).view(samples, -1), scale_BS1.view(torch.uint8).view(samples, -1)], dim=1
+        )
+
+    def decode(self, bytes_BN: Tensor, positions: int, width: int) -> Tensor:
+        """float32 ``[B, S, D]`` of what :meth:`encode` made."""
+        samples = bytes_BN.size(0)
+        if self.dtype == "float32":
+            return bytes_BN.contiguous().view(torch.float32).view(samples, positions, width)
+        if self.dtype == "bfloat16":
+            return bytes_BN.contiguous().view(torch.bfloat16).view(samples, positions, width).to(torch.float32)
+        numbers = positions * width
+        codes_BSD = bytes_BN[:, :numbers].contiguous().view(torch.int8).view(samples, positions, width)
+        scale_BS1 = bytes_BN[:, numbers:].contiguous().view(torch.float32).view(samples, positions, 1)
+        return codes_BSD.to(torch.float32) * scale_BS1
+
+    def rounded(self, hidden_BSD: Tensor) -> Tensor:
+        """``decode(encode(hidden))``, float32 where ``hidden`` is: what the cache would give back."""
+        _, positions, width = hidden_BSD.shape
+        if self.exact:
+            return hidden_BSD.detach().to(torch.float32)
+        return self.decode(self.encode(hidden_BSD), positions, width).to(hidden_BSD.device)

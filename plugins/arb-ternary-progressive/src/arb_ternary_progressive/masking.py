@@ -1,0 +1,162 @@
+"""What the strategies that hide tokens share: the options of the replacement, and masking itself.
+
+Shapes: ``B`` samples, ``S`` positions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from arb_ternary.config.options import fraction, non_negative, option, optional
+from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
+from arb_ternary.errors import ConfigError, DataError
+from arb_ternary_progressive.masks import corrupt, hidden_positions
+
+__all__ = ["HidingStrategy", "Replacement", "ReplacementOptions", "RowMasks", "refuse_excess"]
+
+MASK_TOKEN_HELP = "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary"
+
+
+class Replacement(Protocol):
+    """What a strategy's options have to say of the replacement of hidden tokens."""
+
+    @property
+    def mask_token_id(self) -> int | None: ...
+
+    @property
+    def mask_share(self) -> float: ...
+
+    @property
+    def random_share(self) -> float: ...
+
+
+@frozen(kw_only=True)
+class ReplacementOptions:
+    """Options of every strategy that hides tokens."""
+
+    mask_token_id: int | None = option(None, MASK_TOKEN_HELP, validator=optional(non_negative))
+    mask_share: float = option(1.0, "share of the hidden tokens that become the mask token", validator=fraction)
+    random_share: float = option(
+        0.0, "share of the hidden tokens that become a random token; the rest stay as they are", validator=fraction
+    )
+
+    def __attrs_post_init__(self) -> None:
+        refuse_excess(self)
+
+
+def refuse_excess(replacement: Replacement) -> None:
+    """See that the two shares leave nothing negative for the tokens that stay.
+
+    Raises:
+        ValueError: they exceed 1 together.
+    """
+    if replacement.mask_share + replacement.random_share > 1 + 1e-9:
+        raise ValueError(
+            f"'random_share' must be at most 1 - mask_share; {replacement.random_share} and {replacement.mask_share} "
+            "exceed 1"
+        )
+
+
+@frozen
+class RowMasks:
+    """What decides the masks of a batch, besides seed and sample ids.
+
+    Attributes:
+        shares: of hidden positions, one a row.
+        keys: what enters the hash for time, one a row.
+    """
+
+    shares: tuple[float, ...]
+    keys: tuple[int, ...]
+
+
+class HidingStrategy(ABC):
+    """Hides tokens of each sample; the model is asked what they were. Targets are the tokens of the same positions.
+
+    Exactly ``floor(S share)`` positions a row are hidden and count in the loss. Masks do not depend on the step: a
+    sample that comes again at the same time is hidden alike, so that a cache of what a model made of it stays true.
+    """
+
+    def __init__(self, replacement: Replacement) -> None:
+        self.replacement = replacement
+
+    @abstractmethod
+    def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
+        """How much of each row is hidden, and by which key."""
+
+    def times(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Tensor | None:
+        """Float32 ``[B]``: the times at which :meth:`apply` would hide; None for a strategy without time.
+
+        Where times are drawn, an equally seeded generator gives the same ones.
+        """
+        return None
+
+    def mask_token(self, vocabulary_size: int) -> int:
+        """The id that stands for a hidden token.
+
+        Raises:
+            ConfigError: it is outside the vocabulary.
+        """
+        token = self.replacement.mask_token_id
+        if token is None:
+            return vocabulary_size - 1
+        if token >= vocabulary_size:
+            raise ConfigError(
+                f"mask_token_id: {token} is outside the vocabulary of {vocabulary_size} ids",
+                f"Take an id below {vocabulary_size} that the data does not use, or null for the last one.",
+            )
+        return token
+
+    def reserved_ids(self, vocabulary_size: int) -> tuple[int, ...]:
+        """Ids that the data must not use."""
+        return (self.mask_token(vocabulary_size),)
+
+    def masks(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Tensor:
+        """Bool ``[B, S]``: the hidden positions."""
+        return self._masks(batch, self.rows(batch, generator, context), context)
+
+    def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
+        """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``.
+
+        Raises:
+            DataError: the mask token occurs in the data.
+            ConfigError: it is outside the vocabulary.
+        """
+        tokens_BS = batch.tokens[:, :-1].clone(memory_format=torch.contiguous_format)
+        mask_token = self.mask_token(context.vocabulary_size)
+        self._refuse_mask_token(tokens_BS, batch.sample_ids, mask_token)
+        rows = self.rows(batch, generator, context)
+        hidden_BS = self._masks(batch, rows, context)
+        inputs_BS = corrupt(
+            tokens_BS,
+            hidden_BS,
+            batch.sample_ids.to(tokens_BS.device),
+            rows.keys,
+            context.seed,
+            vocabulary_size=context.vocabulary_size,
+            mask_token=mask_token,
+            mask_share=self.replacement.mask_share,
+            random_share=self.replacement.random_share,
+        )
+        return MaskedBatch(inputs_BS, tokens_BS, hidden_BS)
+
+    def _masks(self, batch: Batch, rows: RowMasks, context: MaskContext) -> Tensor:
+        ids_B = batch.sample_ids.to(batch.tokens.device)
+        return hidden_positions(ids_B, batch.tokens.shape[1] - 1, rows.shares, rows.keys, context.seed)
+
+    @staticmethod
+    def _refuse_mask_token(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> None:
+        found_BS = tokens_BS == mask_token
+        if bool(found_BS.any()):
+            row, position = (int(i) for i in found_BS.nonzero()[0])
+            raise DataError(
+                f"sample {int(sample_ids_B[row])}: token id {mask_token} at position {position} is the mask token, and "
+                "the data uses it",
+                "Give the data an id more: data: {name: with_mask_token, source: ...}; or set mask_token_id to an "
+                "id that it does not use.",
+            )

@@ -1,0 +1,43 @@
+"""Masked language modelling (Devlin et al., BERT, 2019): a fixed share of each sample is hidden."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from arb_ternary.config.options import fraction as is_fraction
+from arb_ternary.config.options import option
+from arb_ternary.data.protocol import Batch, MaskContext
+from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
+from arb_ternary_progressive.masks import time_key
+
+__all__ = ["MlmConfig", "MlmMasking", "build"]
+
+
+@frozen(kw_only=True)
+class MlmConfig(ReplacementOptions):
+    """Options of the strategy ``mlm``."""
+
+    fraction: float = option(0.15, "share of the positions that is hidden", validator=is_fraction)
+    mask_share: float = option(0.8, "share of the hidden tokens that become the mask token", validator=is_fraction)
+    random_share: float = option(
+        0.1, "share of the hidden tokens that become a random token; the rest stay as they are", validator=is_fraction
+    )
+
+
+class MlmMasking(HidingStrategy):
+    """Hides ``fraction`` of each row; of the hidden tokens 80 % are masked, 10 % random, 10 % kept."""
+
+    def __init__(self, config: MlmConfig | None = None) -> None:
+        self.config = MlmConfig() if config is None else config
+        super().__init__(self.config)
+
+    def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
+        """See :class:`HidingStrategy`."""
+        count = len(batch.sample_ids)
+        return RowMasks((self.config.fraction,) * count, (time_key(context.time),) * count)
+
+
+def build(config: MlmConfig) -> MlmMasking:
+    """The factory that the ``mlm`` strategy registers."""
+    return MlmMasking(config)

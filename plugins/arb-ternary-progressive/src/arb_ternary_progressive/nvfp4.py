@@ -1,0 +1,92 @@
+"""NVFP4: 4-bit floats in blocks of 16, each block with a scale of 8 bits, the whole with one of 32.
+
+``W[n, k] = code[n, k] * scale[n, k // 16] * tensor_scale``: codes are E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
+negatives), scales are E4M3. With hardware that has the format or not, what is stored is the format: codes two to a
+byte, the first in the low half.
+
+Quantisation is NVIDIA's: ``tensor_scale = max|W| / (6 * 448)``, so that the largest block scale is 448, the largest of
+E4M3; each block's scale is ``max|block| / (6 * tensor_scale)`` rounded to E4M3; each weight is rounded to the nearest
+code, to the one with an even number where two are as near.
+
+Shapes: ``N`` rows, ``K`` columns, ``J = ceil(K / 16)`` blocks of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK", "E2M1", "Packed", "pack_nvfp4", "unpack_nvfp4"]
+
+#: Weights that share a block scale.
+BLOCK: Final = 16
+#: The magnitudes of the codes 0 to 7; code 8 + i is the negative of code i.
+E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: Half way between neighbours.
+_MIDPOINTS: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+_LARGEST_SCALE: Final = 448.0
+
+
+class Packed(NamedTuple):
+    """A matrix in NVFP4.
+
+    Attributes:
+        codes: uint8 ``[N, 8 J]``, two codes a byte.
+        scales: float8_e4m3fn ``[N, J]``.
+        tensor_scale: float32, a scalar.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    tensor_scale: Tensor
+
+
+def pack_nvfp4(weight_NK: Tensor) -> Packed:
+    """Quantise a float matrix; columns beyond ``K`` in the last block are zero.
+
+    Raises:
+        ValueError: it is not a matrix, or has an element that is not finite.
+    """
+    if weight_NK.dim() != 2:
+        raise ValueError(f"NVFP4 stores matrices, got shape {tuple(weight_NK.shape)}")
+    wide_NK = weight_NK.detach().to(torch.float32)
+    if not bool(wide_NK.isfinite().all()):
+        raise ValueError("NVFP4 has no code for a number that is not finite")
+    rows, columns = wide_NK.shape
+    padded = torch.nn.functional.pad(wide_NK, (0, -columns % BLOCK))
+    blocks_NJB = padded.view(rows, -1, BLOCK)
+    largest = wide_NK.abs().amax() if wide_NK.numel() else wide_NK.new_zeros(())
+    tensor_scale = largest / (E2M1[-1] * _LARGEST_SCALE)
+    divisor = tensor_scale if bool(tensor_scale > 0) else torch.ones_like(tensor_scale)
+    wanted_NJ = blocks_NJB.abs().amax(dim=-1) / (E2M1[-1] * divisor)
+    scales_NJ = wanted_NJ.clamp_max(_LARGEST_SCALE).to(torch.float8_e4m3fn)
+    unit_NJ = scales_NJ.to(torch.float32) * tensor_scale
+    # A block whose scale is 0 has only zeros, or weights too small for any code.
+    inverse_NJ = torch.where(unit_NJ > 0, 1.0 / unit_NJ, 0.0)
+    scaled = blocks_NJB * inverse_NJ[..., None]
+    code = _nearest_code(scaled.abs())
+    code = torch.where(scaled.signbit(), code + 8, code).view(rows, -1).to(torch.uint8)
+    return Packed(code[:, 0::2] | (code[:, 1::2] << 4), scales_NJ, tensor_scale)
+
+
+def unpack_nvfp4(packed: Packed, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The matrix ``[N, columns]`` that ``packed`` stands for."""
+    rows, blocks = packed.scales.shape
+    device = packed.codes.device
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+    byte = torch.arange(256, device=device)
+    # Two weights for each byte at one look-up: an index for each weight would take eight times what is stored.
+    pairs = torch.stack((table[byte & 15], table[byte >> 4]), dim=1)
+    values = pairs[packed.codes.int()].view(rows, blocks, BLOCK)
+    unit_NJ = packed.scales.to(torch.float32) * packed.tensor_scale
+    return (values * unit_NJ[..., None]).view(rows, -1)[:, :columns].to(dtype)
+
+
+def _nearest_code(magnitude: Tensor) -> Tensor:
+    code = torch.zeros(magnitude.shape, dtype=torch.int16, device=magnitude.device)
+    for lower, midpoint in enumerate(_MIDPOINTS):
+        # At a midpoint the even one of the two codes, the upper when the lower is odd.
+        code += (magnitude >= midpoint) if lower % 2 else (magnitude > midpoint)
+    return code

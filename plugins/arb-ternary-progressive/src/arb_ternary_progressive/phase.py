@@ -1,0 +1,333 @@
+"""The phase ``progressive``: a model grows stack by stack, each stack trained in turn."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
+from arb_ternary.data.sampler import window_count
+from arb_ternary.errors import ConfigError
+from arb_ternary.models.decoder import Decoder
+from arb_ternary.run.loop import TrainingLoop
+from arb_ternary.run.protocol import PhaseResult
+from arb_ternary.run.seeding import derived_generator
+from arb_ternary.run.standard import refuse_two_rates
+from arb_ternary_progressive.activation_cache import ActivationCache
+from arb_ternary_progressive.builder import ProgressiveRackBuilder
+from arb_ternary_progressive.config import Precision, ProgressiveConfig
+from arb_ternary_progressive.growth import Stage, release, trunk_stream
+from arb_ternary_progressive.history import Progress, StackRecord
+from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
+from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.time import depth_of, discrete_time
+from arb_ternary_progressive.trunk import TrunkStream
+
+if TYPE_CHECKING:
+    from arb_ternary.run.context import RunContext
+    from arb_ternary.run.options import LoopOptions
+
+__all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
+
+
+class _StackLoop(TrainingLoop):
+    """Trains one stack: masks at its depth and time, and starts from the trunk's hidden states where it can."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        options: LoopOptions,
+        key: str,
+        *,
+        stage: Stage,
+        stream: TrunkStream | None,
+        config: ProgressivePhaseConfig,
+    ) -> None:
+        self._stage = stage
+        self._stream = stream
+        self._config = config
+        self._depth = depth_of(stage.index, config.target_stacks)
+        self._times: Tensor | float | None = None
+        self.time_step: int | None = None
+        self._time: float | None = None
+        if config.time_interpretation == "depth":
+            self.time_step, self._time = depth_time(config.progressive(), stage.index, config.target_stacks)
+        super().__init__(context, options, key)
+
+    def mask(self, batch: Batch) -> MaskedBatch:
+        """``batch`` masked at the stack's depth and time, or at a time drawn for this micro-batch."""
+        context = self.context
+        moment, self._times = self._time, None
+        if self._config.time_interpretation == "input" and self._config.time_sampling == "batch":
+            drawn = torch.rand((), generator=self._generator("time"))
+            moment = self._times = discrete_time(float(drawn), self._config.num_time_steps)
+        mask_context = MaskContext(
+            step=self.step,
+            seed=context.seed,
+            vocabulary_size=context.vocabulary_size,
+            depth=self._depth,
+            time=moment,
+        )
+        if self._config.time_interpretation == "input" and self._config.time_sampling == "sample":
+            strategy: Any = context.masking
+            self._times = strategy.times(batch, self._generator("mask"), mask_context).to(context.device)
+        return context.masking.apply(batch, self._generator("mask"), mask_context)
+
+    def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
+        """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at hand."""
+        rack, stage = self._stage.rack, self._stage
+        if self._stream is None:
+            options: dict[str, Any] = {"time": self._times}
+        else:
+            hidden_BSD = self._stream.hidden(masked.inputs, batch.sample_ids, self._times)
+            options = {"hidden": hidden_BSD, "from_stack": stage.position}
+        logits_BSV: Tensor = rack(masked.inputs, **options)
+        return logits_BSV
+
+    def _generator(self, what: str) -> torch.Generator:
+        return derived_generator(self.context.seed, self.key, what, self.step, self.micro_batches)
+
+
+class ProgressivePhase:
+    """Trains the stack that the model begins with, then adds and trains one stack after the other.
+
+    A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what learns when.
+    """
+
+    name = "progressive"
+
+    def __init__(self, config: ProgressivePhaseConfig) -> None:
+        self.config = config
+        self.records: list[StackRecord] = []
+        self._builder: ProgressiveRackBuilder | None = None
+        self._loop: _StackLoop | None = None
+        self._index = 0
+        self._progress = Progress()
+        self._restored: Mapping[str, Any] | None = None
+
+    # --- the protocol of a phase ---
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
+        refuse_two_rates(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
+        builder = self._adopt(context)
+        cache = self._cache()
+        try:
+            for index in range(self._index, self.config.target_stacks):
+                self._index = index
+                self._train_stack(context, builder, cache)
+            release(builder.build_rack())
+            context.save_checkpoint()
+        finally:
+            if cache is not None:
+                cache.close()
+        metrics = {"stacks": float(len(builder.build_rack().ordered_stacks))}
+        if self.records and self.records[-1].last_loss is not None:
+            metrics["train_loss"] = self.records[-1].last_loss
+        metrics["skipped"] = float(sum(record.skipped for record in self.records))
+        return PhaseResult(steps=sum(record.steps for record in self.records), metrics=metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which stack is trained, its loop, and the records of those before it."""
+        if self._loop is None:
+            raise RuntimeError("the progressive phase has not begun")
+        return {
+            "index": self._index,
+            "loop": self._loop.state_dict(),
+            "progress": self._progress.state_dict(),
+            "records": [record.to_json() for record in self.records],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state`` when the phase runs."""
+        self._restored = state
+
+    # --- the protocol of a phase that changes the model ---
+
+    def structure(self) -> dict[str, Any]:
+        """The rack that the model has become."""
+        if self._builder is None:
+            raise RuntimeError("the progressive phase has not begun")
+        return {"mask_token": self._builder.build_rack().mask_token, **self._builder.structure()}
+
+    def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
+        """``model`` as a rack of that structure; everything in it can learn."""
+        decoder = _as_decoder(model)
+        builder = ProgressiveRackBuilder.from_decoder(decoder, self._growth(decoder, int(structure["mask_token"])))
+        builder.restore(structure)
+        rack = builder.build_rack()
+        release(rack)
+        return rack
+
+    # --- growth ---
+
+    def _adopt(self, context: RunContext) -> ProgressiveRackBuilder:
+        """The builder of the model's rack; also says which stack is trained first."""
+        config, where = self.config, f"phases[{context.phase_index}]"
+        self._check_times(context, where)
+        model = _as_decoder(context.model)
+        mask_token = getattr(context.masking, "mask_token", None)
+        token = None if mask_token is None else mask_token(context.vocabulary_size)
+        self._builder = ProgressiveRackBuilder.from_decoder(model, self._growth(model, token), seed=context.seed)
+        rack = self._builder.build_rack()
+        # A rack that was restored has been made without the run at hand.
+        rack.seed = context.seed
+        context.model = rack.to(context.device)
+        if self._restored is not None:
+            self._index = self._restored["index"]
+            self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
+            return self._builder
+        self._index = len(rack.ordered_stacks) - int(config.train_first)
+        if self._index >= config.target_stacks:
+            raise ConfigError(
+                f"{where}.target_stacks: the model has {len(rack.ordered_stacks)} stacks already, so that there is "
+                f"nothing to train up to {config.target_stacks}",
+                "Ask for more stacks.",
+            )
+        return self._builder
+
+    def _check_times(self, context: RunContext, where: str) -> None:
+        """See that the masking agrees with the phase about times that are an input."""
+        config, masking, name = self.config, context.masking, context.config.masking.name
+        if config.time_interpretation != "input":
+            return
+        timed = isinstance(masking, TimeStepMasking)
+        if config.time_sampling == "sample" and not (
+            isinstance(masking, TimeStepMasking)
+            and (masking.time_interpretation, masking.time_sampling) == ("input", "sample")
+        ):
+            raise ConfigError(
+                f"{where}.time_sampling: a time for each sample must come from the masking, and {name!r} draws none",
+                "Use masking: {name: time_step, time_interpretation: input, time_sampling: sample}, or "
+                "time_sampling: batch.",
+            )
+        steps = getattr(masking, "num_time_steps", None)
+        if timed and steps != config.num_time_steps:
+            raise ConfigError(
+                f"{where}.num_time_steps: {config.num_time_steps} time steps enter the model, and "
+                f"{name!r} hides by {steps}",
+                "Give the phase and the masking the same number.",
+            )
+
+    def _growth(self, model: Decoder, mask_token: int | None) -> ProgressiveConfig:
+        native: Precision = "full" if "linears" in model.config.float_parts else "ternary"
+        return self.config.progressive(native, mask_token_id=mask_token)
+
+    def _cache(self) -> ActivationCache | None:
+        config = self.config
+        if not config.cache_activations:
+            return None
+        return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
+
+    def _train_stack(self, context: RunContext, builder: ProgressiveRackBuilder, cache: ActivationCache | None) -> None:
+        """Add the stack, if it is not there yet, and train it."""
+        config, index = self.config, self._index
+        rack = builder.build_rack()
+        if len(rack.ordered_stacks) == index:
+            blocks = config.blocks_per_stack or len(rack.ordered_stacks[0].blocks)
+            builder.add_stack(n_blocks=blocks)
+            rack = builder.build_rack()
+            context.model = rack.to(context.device)
+            context.mark_progress()
+        stage = Stage.enter(builder, config.trunk_strategy)
+        if cache is not None and index and stage.streams:
+            context.reporter.note(f"stack {index}: the activation cache is not used: {stage.streams}")
+        stream = trunk_stream(stage, cache, config.cache_dtype)
+        options = self._options(context)
+        key = f"phase {context.phase_index} stack {index}"
+        loop = self._loop = _StackLoop(context, options, key, stage=stage, stream=stream, config=config)
+        started, before = time.perf_counter(), None if cache is None else cache.stats
+        try:
+            self._progress = Progress()
+            if self._restored is not None:
+                loop.load_state_dict(self._restored["loop"])
+                self._progress = Progress.from_state(self._restored["progress"])
+                self._restored = None
+            context.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
+            while loop.step < options.steps:
+                self._advance(context, loop, stage)
+        finally:
+            loop.close()
+        context.reporter.stop()
+        self._record(context, stage, loop)
+        speech = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
+        if cache is not None and before is not None and stream is not None:
+            stats = cache.stats
+            asked = stats.hits + stats.misses - before.hits - before.misses
+            speech += (
+                f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} samples in "
+                f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
+            )
+        context.reporter.note(speech)
+
+    def _advance(self, context: RunContext, loop: _StackLoop, stage: Stage) -> None:
+        """One micro-batch; then evaluate, save and stop where that is due."""
+        config = self.config
+        report = loop.advance()
+        if report is not None:
+            self._progress.add(report.loss, report.tokens)
+            last = report.step == loop.options.steps
+            context.record_step(
+                {**report.metrics(), "stack": stage.index},
+                tokens=report.tokens,
+                phase_step=report.step,
+                log=report.step % config.log_every == 0 or last,
+            )
+            at_the_end = context.in_last_phase and last and stage.index == config.target_stacks - 1
+            if config.eval_every and report.step % config.eval_every == 0 and not at_the_end:
+                context.evaluate(config.eval_batches)
+            context.checkpoint_if_due()
+        context.stop_if_requested()
+
+    def _record(self, context: RunContext, stage: Stage, loop: _StackLoop) -> None:
+        """Write down what became of the stack."""
+        stack = stage.rack.ordered_stacks[stage.position]
+        record = StackRecord(
+            stack_id=stack.stack_id,
+            index=stage.index,
+            position=stage.position,
+            blocks=len(stack.blocks),
+            precision=stack.precision,
+            trunk=stage.trunk,
+            time_step=loop.time_step,
+            skipped=loop.skipped,
+            **self._progress.numbers(),
+        )
+        self.records.append(record)
+        context.metrics.write({"event": "stack", "step": context.step, "phase": self.name, **record.to_json()})
+
+    def _options(self, context: RunContext) -> LoopOptions:
+        config = self.config
+        steps = config.steps_per_stack
+        if steps is None:
+            windows = window_count(len(context.data.train), config.block_size, "the training stream")
+            step_samples = config.batch_size * config.gradient_accumulation_steps
+            steps = math.ceil((config.epochs_per_stack or 1) * windows / step_samples)
+        try:
+            return config.loop_options(steps)
+        except ValueError as error:
+            raise ConfigError(f"phases[{context.phase_index}]: {error}") from error
+
+
+def _as_decoder(model: nn.Module) -> Decoder:
+    """``model``, when it has an embedding, blocks, final norm and head to grow.
+
+    Raises:
+        ConfigError: it is another kind of model.
+    """
+    if not isinstance(model, Decoder | Rack):
+        raise ConfigError(
+            f"model: the phase progressive grows decoders, not a {type(model).__name__}", "Use model: {name: decoder}."
+        )
+    return model
+
+
+def build(config: ProgressivePhaseConfig) -> ProgressivePhase:
+    """The factory that the ``progressive`` phase registers."""
+    return ProgressivePhase(config)

@@ -1,0 +1,386 @@
+"""A rack: embedding, stacks, final norm, head. Core's decoder, with blocks that are held stack by stack.
+
+Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
+from arb_ternary.models.cache import KeyValueCache
+from arb_ternary.models.config import DecoderConfig
+from arb_ternary.models.decoder import Decoder
+from arb_ternary.ternary.control import SEED, STREAM, ternary_modules
+from arb_ternary.ternary.hashing import stream_id
+from arb_ternary_progressive.adapters import AdapterSpec
+from arb_ternary_progressive.config import Precision
+from arb_ternary_progressive.precision import Base
+from arb_ternary_progressive.stack import Stack, seeded_birth
+
+__all__ = ["Rack", "Stacks"]
+
+
+class Stacks(nn.ModuleList):
+    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a decoder wants them.
+
+    A stack is registered under its id, so that the names of its tensors stay when another stack is put before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[int] = []
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The stacks in the order in which they run."""
+        found = [self._modules[str(stack_id)] for stack_id in self.order]
+        return [stack for stack in found if isinstance(stack, Stack)]
+
+    def insert_stack(self, position: int, stack: Stack) -> None:
+        """Put ``stack`` before the one at ``position``; at the number of stacks, behind the last."""
+        self._modules[str(stack.stack_id)] = stack
+        self.order.insert(position, stack.stack_id)
+
+    # By its children, the stacks, and not by what it iterates over.
+    __repr__ = nn.Module.__repr__
+
+    def _in_order(self) -> list[nn.Module]:
+        return [block for stack in self.stacks for block in stack.blocks]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._in_order())
+
+    def __len__(self) -> int:
+        return sum(len(stack.blocks) for stack in self.stacks)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._in_order()[index]
+
+
+class Rack(Decoder):
+    """A decoder whose blocks come in stacks.
+
+    It can be used wherever core uses a decoder: to train, evaluate, generate with a cache, export. State names are
+    those of a decoder, with ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
+
+    Args:
+        config: the options; ``layers`` is not read and follows the stacks.
+        vocabulary_size: number of token ids.
+        time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None = no time.
+        mask_token: what stands for a hidden token; None = the last id of the vocabulary.
+        seed: of what is made here, and of the votes of what is ternary in it.
+    """
+
+    blocks: Stacks
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocabulary_size: int,
+        *,
+        time_embedding: nn.Module | None = None,
+        mask_token: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        with seeded_birth(seed, "rack"):
+            super().__init__(config, vocabulary_size, blocks=Stacks())
+        self._become_a_rack(time_embedding, mask_token, seed)
+        self._seed_new_votes(())
+
+    @classmethod
+    def from_decoder(
+        cls,
+        decoder: Decoder,
+        *,
+        precision: Precision,
+        time_embedding: nn.Module | None = None,
+        mask_token: int | None = None,
+        seed: int = 0,
+    ) -> Rack:
+        """The rack that has the parts of ``decoder``, the same objects; its blocks become stack 0.
+
+        Args:
+            decoder: not to be used by itself afterwards.
+            precision: what its linears are stored in: full or ternary.
+            time_embedding, mask_token, seed: as in the constructor.
+
+        Raises:
+            ConfigError: it is a decoder of another kind, whose blocks a stack could not make.
+        """
+        if type(decoder) is not Decoder:
+            raise ConfigError(
+                f"model: stacks are made of core's blocks; a {type(decoder).__name__} has others",
+                "Use `model: {name: decoder, ...}`.",
+            )
+        rack = cls.__new__(cls)
+        rack.__dict__.update({**decoder.__dict__, "_modules": dict(decoder._modules)})
+        blocks = decoder.blocks
+        rack._modules["blocks"] = Stacks()
+        rack._become_a_rack(time_embedding, mask_token, seed)
+        rack._insert(0, Stack(0, blocks, decoder.config, precision=precision))
+        return rack
+
+    def _become_a_rack(self, time_embedding: nn.Module | None, mask_token: int | None, seed: int) -> None:
+        self.mask_token = self.vocabulary_size - 1 if mask_token is None else mask_token
+        self.seed = seed
+        if not 0 <= self.mask_token < self.vocabulary_size:
+            raise UsageProblem(
+                f"mask_token_id: must be from 0 to {self.vocabulary_size - 1}, not {self.mask_token}",
+                "A hidden token is replaced by an id of the vocabulary that the data does not use.",
+            )
+        self.time_embedding: nn.Module | None = None
+        self.set_time_embedding(time_embedding)
+
+    def set_time_embedding(self, time_embedding: nn.Module | None) -> None:
+        """Let time be an input, through ``(time) -> [B or 1, 1, D]``; None = it is none."""
+        before = self._ternary()
+        self.time_embedding = None if time_embedding is None else time_embedding.to(self._device())
+        self._seed_new_votes(before)
+
+    # --- stacks ---
+
+    @property
+    def ordered_stacks(self) -> list[Stack]:
+        """The stacks in the order in which they run."""
+        return self.blocks.stacks
+
+    @property
+    def newest(self) -> Stack:
+        """The stack that was made last.
+
+        Raises:
+            UsageProblem: there is none.
+        """
+        if not self.blocks.order:
+            raise UsageProblem("rack: it has no stack yet")
+        return self.stack(max(self.blocks.order))
+
+    def stack(self, stack_id: int) -> Stack:
+        """The stack with this id.
+
+        Raises:
+            UsageProblem: there is none.
+        """
+        return self.ordered_stacks[self.position(stack_id)]
+
+    def position(self, stack_id: int) -> int:
+        """Where the stack with this id runs: 0 is first.
+
+        Raises:
+            UsageProblem: there is none.
+        """
+        if stack_id not in self.blocks.order:
+            raise UsageProblem(f"stack {stack_id}: the rack has the stacks {sorted(self.blocks.order)}")
+        return self.blocks.order.index(stack_id)
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next stack will have."""
+        return max(self.blocks.order, default=-1) + 1
+
+    def insert_stack(
+        self,
+        position: int,
+        n_blocks: int,
+        *,
+        precision: Precision = "full",
+        base: Base = "nvfp4",
+        zero_residual: bool = True,
+    ) -> Stack:
+        """Make a stack and put it before the one at ``position``; at the number of stacks, behind the last.
+
+        Its weights at birth depend on the rack's seed and its id alone.
+
+        Args:
+            position: see above.
+            n_blocks: number of blocks.
+            precision: what its linears are stored in.
+            base: what a stack of precision qlora stands on.
+            zero_residual: the stack is the identity at birth.
+
+        Raises:
+            UsageProblem: there is no such position or precision, or not one block.
+        """
+        if not 0 <= position <= len(self.blocks.order):
+            raise UsageProblem(f"position: must be from 0 to {len(self.blocks.order)}, not {position}")
+        stack = self._born(self.next_id, n_blocks, precision, base, zero_residual)
+        self._insert(position, stack)
+        return stack
+
+    def add_adapters(self, stack: Stack, name: str, spec: AdapterSpec) -> None:
+        """Give ``stack`` the adapters ``name``; their weights at birth depend on seed, id and name alone.
+
+        Raises:
+            UsageProblem: as ``Stack.add_adapters``.
+        """
+        before = self._ternary()
+        with seeded_birth(self.seed, name, stack.stack_id):
+            stack.add_adapters(name, spec)
+        if self._dtype is not None:
+            for adapter in stack.adapter_modules(name):
+                adapter.to(self._dtype)
+        self._seed_new_votes(before)
+
+    def merged(self) -> Rack:
+        """A copy without adapters: what they add is in the weights. Stacks that had adapters have precision full."""
+        rack = copy.deepcopy(self)
+        rack.reset_runtime_state()
+        for stack in rack.ordered_stacks:
+            stack.merge_adapters()
+        return rack
+
+    # --- structure ---
+
+    def structure(self) -> dict[str, Any]:
+        """What the rack is made of, in the order in which it runs: numbers, text, lists and dicts."""
+        return {"stacks": [stack.describe() for stack in self.ordered_stacks]}
+
+    def restore_structure(self, structure: Mapping[str, Any]) -> None:
+        """Make the stacks and adapters of :meth:`structure` that are not there; weights are then to be loaded.
+
+        Raises:
+            CheckpointError: what is there is not part of ``structure``.
+        """
+        wanted = {int(entry["id"]): entry for entry in structure["stacks"]}
+        for stack in self.ordered_stacks:
+            entry, found = wanted.get(stack.stack_id), stack.describe()
+            kept = {"id", "blocks", "precision", "base"}
+            if entry is None or any(entry[key] != found[key] for key in kept):
+                raise CheckpointError(
+                    f"rack: it has stack {stack.stack_id} of {found['blocks']} blocks in {stack.precision}, which the "
+                    "saved structure has not"
+                )
+        # Registered in the order of building, as at first: optimizers number their parameters by it.
+        for stack_id, entry in sorted(wanted.items()):
+            if stack_id not in self.blocks.order:
+                stack = self._born(stack_id, int(entry["blocks"]), entry["precision"], entry["base"], True)
+                self._insert(len(self.blocks.order), stack)
+            stack = self.stack(stack_id)
+            for described in entry["adapters"]:
+                name = described["set"]
+                if name not in stack.adapters:
+                    spec = {key: value for key, value in described.items() if key != "set"}
+                    self.add_adapters(stack, name, AdapterSpec(**spec))
+            if stack.describe()["adapters"] != list(entry["adapters"]):
+                raise CheckpointError(f"rack: the adapters of stack {stack_id} are not those of the saved structure")
+            stack.set_learning(entry["learning"])
+        self.blocks.order = [int(entry["id"]) for entry in structure["stacks"]]
+
+    # --- running ---
+
+    def forward(
+        self,
+        tokens_BS: Tensor | None,
+        cache: KeyValueCache | None = None,
+        *,
+        hidden: Tensor | None = None,
+        from_stack: int = 0,
+        time: float | Tensor | None = None,
+    ) -> Tensor:
+        """Logits ``[B, S, V]``.
+
+        Args:
+            tokens_BS: token ids; None where ``hidden`` is given.
+            cache: as in a decoder.
+            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in place of tokens: what
+                :meth:`trunk` returns. At ``from_stack`` 0 it stands for the token embeddings.
+            from_stack: position of the first stack to run.
+            time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: a text in which nothing is
+                hidden.
+
+        Raises:
+            UsageProblem: the arguments do not go together, or the sequence exceeds the context.
+        """
+        if hidden is None:
+            if from_stack:
+                raise UsageProblem(f"from_stack: stack {from_stack} needs the hidden states that enter it")
+            if tokens_BS is None:
+                raise UsageProblem("rack: tokens or hidden states must be given")
+            streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
+            return self.logits(self._run(self.embed(tokens_BS, time), self.blocks, streamed))
+        if cache is not None:
+            raise UsageProblem("cache: it holds what every stack has seen; hidden states enter in the middle")
+        if from_stack == 0:
+            hidden = self._timed(hidden, time)
+        elif time is not None:
+            raise UsageProblem(f"time: it enters before the first stack; these hidden states enter stack {from_stack}")
+        return self.logits(self.run_stacks(hidden, from_stack))
+
+    def embed(self, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
+        """The residual stream before the first stack, ``[B, S, D]``."""
+        return self._timed(super().embed(tokens_BS), time)
+
+    def trunk(self, tokens_BS: Tensor, until_stack: int, time: float | Tensor | None = None) -> Tensor:
+        """The residual stream ``[B, S, D]`` that enters the stack at position ``until_stack``."""
+        return self.run_stacks(self.embed(tokens_BS, time), 0, until_stack)
+
+    def run_stacks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """The residual stream after the stacks from ``first`` to ``last`` (exclusive; None = to the end).
+
+        Raises:
+            UsageProblem: there are no such positions.
+        """
+        count = len(self.blocks.order)
+        end = count if last is None else last
+        if not 0 <= first <= end <= count:
+            raise UsageProblem(f"stacks {first} to {end}: the rack has {count}, at positions from 0")
+        blocks = [block for stack in self.ordered_stacks[first:end] for block in stack.blocks]
+        if self._dtype is not None:
+            x_BSD = x_BSD.to(self._dtype)
+        return self._run(x_BSD, blocks, None)
+
+    def unroll(self, prompt_ids: Iterable[int], **options: Any) -> Iterator[int]:
+        """Token ids drawn stack by stack; see :func:`arb_ternary_progressive.unroll.unrolled`."""
+        from arb_ternary_progressive.unroll import unrolled
+
+        drawn: Iterator[int] = unrolled(self, list(prompt_ids), **options)
+        return drawn
+
+    def _timed(self, x_BSD: Tensor, time: float | Tensor | None) -> Tensor:
+        if self.time_embedding is None:
+            if time is not None:
+                raise UsageProblem(
+                    "time: the rack has no time embedding", "Set time_interpretation to input before the rack is made."
+                )
+            return x_BSD
+        update: Tensor = self.time_embedding(0.0 if time is None else time)
+        return x_BSD + update.to(x_BSD.dtype)
+
+    # --- making stacks ---
+
+    def _born(self, stack_id: int, n_blocks: int, precision: Precision, base: Base, zero_residual: bool) -> Stack:
+        config = attrs.evolve(self.config, zero_residual=zero_residual)
+        with seeded_birth(self.seed, "stack", stack_id):
+            stack = Stack(stack_id, n_blocks, config, precision=precision, base=base)
+        if self._dtype is not None:
+            stack.to(self._dtype)
+        return stack.to(self._device()).train(self.training)
+
+    def _insert(self, position: int, stack: Stack) -> None:
+        before = self._ternary()
+        self.blocks.insert_stack(position, stack)
+        self.config = attrs.evolve(self.config, layers=len(self.blocks))
+        self.reset_runtime_state()
+        self._seed_new_votes(before)
+
+    def _device(self) -> torch.device:
+        part = self.embedding
+        return next(iter((*part.parameters(), *part.buffers()))).device
+
+    def _ternary(self) -> tuple[int, ...]:
+        return tuple(id(module) for _, module in ternary_modules(self))
+
+    def _seed_new_votes(self, before: Iterable[int]) -> None:
+        """Give ternary modules that were not there before the rack's seed and the stream of their names."""
+        known = set(before)
+        for name, module in ternary_modules(self):
+            if id(module) not in known:
+                module.control[SEED] = self.seed
+                module.control[STREAM] = stream_id(name)

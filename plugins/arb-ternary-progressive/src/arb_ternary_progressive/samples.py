@@ -1,0 +1,125 @@
+"""Samples out of whatever a dataloader gives: tensors, tuples, mappings, batches of the core.
+
+Shapes: ``B`` samples, ``S`` positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from arb_ternary.data.protocol import Batch
+from arb_ternary.errors import DataError, nearest
+
+__all__ = ["Samples", "as_samples", "cache_keys", "content_ids"]
+
+#: Keys of a mapping that are read here; all others pass through.
+KNOWN = ("input_ids", "sample_ids", "targets", "loss_mask")
+
+
+@frozen(eq=False)
+class Samples:
+    """Samples before anything is hidden.
+
+    Attributes:
+        input_ids: int64 ``[B, S]``.
+        sample_ids: int64 ``[B]``: identity of each sample.
+        targets: int64 ``[B, S]`` where the dataloader gives them.
+        loss_mask: bool ``[B, S]``: positions that may count, where the dataloader says.
+        extras: everything else that it gave.
+    """
+
+    input_ids: Tensor
+    sample_ids: Tensor
+    targets: Tensor | None = None
+    loss_mask: Tensor | None = None
+    extras: Mapping[str, Any] = field(factory=dict)
+
+    def batch(self) -> Batch:
+        """As a batch of the core, for masking strategies; the token after the last is not known and repeats it."""
+        tokens_BT = torch.cat((self.input_ids, self.input_ids[:, -1:]), dim=1)
+        extras = {key: value for key, value in self.extras.items() if isinstance(value, Tensor)}
+        return Batch(tokens_BT, self.sample_ids, extras)
+
+
+def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | list[Tensor]) -> Samples:
+    """The samples in ``raw``.
+
+    A mapping has ``input_ids`` and perhaps ``sample_ids``, ``targets`` and ``loss_mask``; a tuple has inputs and
+    perhaps targets; of a batch of the core the first ``S`` tokens are the inputs. Samples without ids are known by a
+    digest of their tokens.
+
+    Raises:
+        DataError: there are no token ids, or shapes or dtypes are wrong.
+    """
+    if isinstance(raw, Batch):
+        return Samples(_tokens(raw.tokens)[:, :-1], raw.sample_ids, extras=dict(raw.extras))
+    if isinstance(raw, Tensor):
+        raw = {"input_ids": raw}
+    elif isinstance(raw, tuple | list):
+        if len(raw) not in {1, 2}:
+            raise DataError(f"batch: a tuple has inputs, or inputs and targets, not {len(raw)} items")
+        raw = dict(zip(("input_ids", "targets"), raw, strict=False))
+    if not isinstance(raw, Mapping):
+        raise DataError(
+            f"batch: must be a mapping, a tensor, a tuple of tensors or a batch of the core, not {type(raw).__name__}"
+        )
+    if "input_ids" not in raw:
+        close = nearest("input_ids", [str(key) for key in raw])
+        raise DataError(
+            f"batch: has no 'input_ids'; its keys are {', '.join(map(str, raw)) or 'none'}",
+            f"Rename {close!r} to 'input_ids'." if close else "",
+        )
+    inputs_BS = _tokens(raw["input_ids"])
+    ids_B = raw.get("sample_ids")
+    if ids_B is None:
+        ids_B = content_ids(inputs_BS)
+    else:
+        ids_B = torch.as_tensor(ids_B)
+        if ids_B.shape != inputs_BS.shape[:1] or ids_B.is_floating_point():
+            raise DataError(
+                f"batch: 'sample_ids' must be {inputs_BS.shape[0]} whole numbers, not {ids_B.dtype} of shape "
+                f"{tuple(ids_B.shape)}"
+            )
+    for key in ("targets", "loss_mask"):
+        if raw.get(key) is not None and tuple(raw[key].shape) != tuple(inputs_BS.shape):
+            raise DataError(
+                f"batch: {key!r} has the shape {tuple(raw[key].shape)}, and 'input_ids' {tuple(inputs_BS.shape)}"
+            )
+    return Samples(
+        inputs_BS,
+        ids_B.to(torch.int64),
+        targets=None if raw.get("targets") is None else raw["targets"].to(torch.int64),
+        loss_mask=None if raw.get("loss_mask") is None else raw["loss_mask"].to(torch.bool),
+        extras={key: value for key, value in raw.items() if key not in KNOWN},
+    )
+
+
+def content_ids(tokens_BS: Tensor) -> Tensor:
+    """int64 ``[B]``: 63 bits of BLAKE2b of each row's tokens; equal rows have equal ids."""
+    rows_BS = tokens_BS.detach().to("cpu", torch.int64).contiguous().numpy()
+    ids = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little") >> 1 for row in rows_BS]
+    return torch.tensor(ids, dtype=torch.int64, device=tokens_BS.device)
+
+
+def cache_keys(sample_ids_B: Tensor, time_steps_B: Tensor | None = None) -> Tensor:
+    """int64 ``[B]``: by what a cache of hidden states knows samples.
+
+    Their ids; or, where time is an input of the model, so that hidden states depend on it, 63 bits of BLAKE2b of id and
+    time step.
+    """
+    if time_steps_B is None:
+        return sample_ids_B
+    return content_ids(torch.stack((sample_ids_B, time_steps_B.to(sample_ids_B.device)), dim=1))
+
+
+def _tokens(given: Any) -> Tensor:
+    tokens_BS = torch.as_tensor(given)
+    if tokens_BS.dim() != 2 or tokens_BS.is_floating_point() or tokens_BS.dtype == torch.bool:
+        raise DataError(f"batch: token ids must be whole numbers [B, S], not {tokens_BS.dtype} {list(tokens_BS.shape)}")
+    return tokens_BS.to(torch.int64)

@@ -1,0 +1,331 @@
+"""A stack: blocks that were made together, are stored alike, and learn or stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary.models.attention import Positions, visibility
+from arb_ternary.models.block import Block
+from arb_ternary.models.config import DecoderConfig
+from arb_ternary.models.rotary import rotary_angles
+from arb_ternary.run.seeding import derive_seed
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_progressive.adapters import (
+    STACK,
+    Adapter,
+    AdapterSpec,
+    adapted_linears,
+    add_adapters,
+    merge_adapters,
+)
+from arb_ternary_progressive.config import PRECISIONS, Precision, ProgressiveConfig, StackWiseConfig
+from arb_ternary_progressive.freezing import set_learning
+from arb_ternary_progressive.patterns import stack_rank_and_alpha
+from arb_ternary_progressive.precision import Base, NVFP4Linear, is_frozen, make_block, store_block, widen_block
+
+__all__ = [
+    "GivenAdapter",
+    "Learning",
+    "Stack",
+    "chosen_adapter",
+    "create_stack_from_config",
+    "seeded_birth",
+    "stack_adapter",
+]
+
+#: What of a stack learns.
+Learning: TypeAlias = Literal["all", "adapters", "nothing"]
+#: What a maker of stacks may say of adapters.
+GivenAdapter: TypeAlias = AdapterSpec | Mapping[str, Any] | bool | None
+
+
+class Counts(NamedTuple):
+    """Weights of a stack, and how many of them learn."""
+
+    parameters: int
+    trainable: int
+
+
+class Stack(nn.Module):
+    """A list of blocks.
+
+    Attributes:
+        stack_id: the number of the stack in the order of building; it never changes, wherever the stack comes to lie.
+        precision: what its linears are stored in.
+        base: what a stack of precision qlora stands on.
+        blocks: its blocks, in the order in which they run.
+        learning: what of it learns: all (but a base that is always frozen), its adapters, or nothing.
+
+    Args:
+        stack_id: see above.
+        n_blocks: number of blocks, or the blocks themselves.
+        config: the model's options.
+        precision, base: see above.
+
+    Raises:
+        UsageProblem: there is no such precision, or not one block.
+    """
+
+    def __init__(
+        self,
+        stack_id: int,
+        n_blocks: int | nn.ModuleList,
+        config: DecoderConfig,
+        *,
+        precision: Precision = "full",
+        base: Base = "nvfp4",
+    ) -> None:
+        super().__init__()
+        if precision not in PRECISIONS:
+            raise UsageProblem(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        if isinstance(n_blocks, int) and n_blocks < 1:
+            raise UsageProblem(f"n_blocks: a stack has at least 1 block, not {n_blocks}")
+        self.stack_id = stack_id
+        self.precision: Precision = precision
+        self.base: Base = base
+        self.learning: Learning = "all"
+        self._config = config
+        self._adapters: dict[str, AdapterSpec] = {}
+        made = n_blocks
+        if isinstance(made, int):
+            made = nn.ModuleList(make_block(config, precision, base) for _ in range(made))
+        self.blocks = made
+        self._apply_learning()
+
+    # --- adapters ---
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterSpec]:
+        """Rank, alpha and dtype of its adapters, by the name of the set."""
+        return dict(self._adapters)
+
+    def add_adapters(self, name: str, spec: AdapterSpec) -> None:
+        """Give every linear an adapter of the set ``name``.
+
+        Raises:
+            UsageProblem: the stack has that set.
+        """
+        if name in self._adapters:
+            raise UsageProblem(f"stack {self.stack_id}: it has the adapters {name!r} already")
+        for block in self._blocks():
+            add_adapters(block, name, spec, self._config)
+        self._adapters[name] = spec
+        self._apply_learning()
+
+    def adapter_modules(self, name: str | None = None) -> list[Adapter]:
+        """The adapters of a set, or of all sets."""
+        found = [
+            adapter
+            for linear in adapted_linears(self)
+            for key, adapter in linear.adapters.items()
+            if name in (None, key)
+        ]
+        return [adapter for adapter in found if isinstance(adapter, Adapter)]
+
+    def merge_adapters(self) -> None:
+        """Make base and adapters of every linear one float32 matrix; the stack then has precision full.
+
+        A stack without adapters stays as it is.
+        """
+        if not self._adapters:
+            return
+        for block in self._blocks():
+            merge_adapters(block)
+        self._adapters.clear()
+        self.precision = "full"
+        self._apply_learning()
+
+    # --- what learns ---
+
+    @property
+    def can_learn(self) -> bool:
+        """Whether anything in it could: a base that is not frozen for good, or adapters."""
+        return bool(self._adapters) or not is_frozen(self.precision)
+
+    def set_learning(self, learning: Learning) -> None:
+        """Say what of the stack learns from now on.
+
+        Raises:
+            UsageProblem: that is nothing, and ``learning`` is not ``"nothing"``.
+        """
+        if learning == "adapters" and not self._adapters:
+            raise UsageProblem(
+                f"stack {self.stack_id}: only its adapters are to learn, and it has none",
+                "Set qlora_enabled or progressive_qlora, or freeze the stack.",
+            )
+        if learning == "all" and not self.can_learn:
+            raise UsageProblem(
+                f"stack {self.stack_id}: a base stored in {self.precision} cannot learn, and the stack has no adapters",
+                "Use precision qlora, or set qlora_enabled.",
+            )
+        self.learning = learning
+        self._apply_learning()
+
+    def _apply_learning(self) -> None:
+        set_learning(self, self.learning == "all" and not is_frozen(self.precision))
+        for adapter in self.adapter_modules():
+            set_learning(adapter, self.learning != "nothing")
+
+    # --- storage ---
+
+    def store(self, precision: Precision) -> None:
+        """Store a trained stack in another float format, or as the frozen 4-bit base of qlora.
+
+        Its adapters stay as they are.
+
+        Raises:
+            UsageProblem: ternary weights are learned, not rounded to: a stack is made so.
+        """
+        if precision not in PRECISIONS:
+            raise UsageProblem(f"precision: must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        if precision == "ternary":
+            raise UsageProblem(
+                f"stack {self.stack_id}: a stack stored in {self.precision} cannot become ternary",
+                "Make a stack of precision ternary, which learns by votes.",
+            )
+        for block in self._blocks():
+            widen_block(block)
+            store_block(block, precision, "nvfp4")
+        self.precision, self.base = precision, "nvfp4"
+        self._apply_learning()
+
+    def nbytes(self) -> int:
+        """Bytes of its parameters and buffers."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+    def count(self) -> Counts:
+        """Its weights, one for each element of a matrix or gain, however they are stored."""
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        trainable = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        for module in self.modules():
+            if isinstance(module, TernaryModule):
+                size = module.shape.out_features * module.shape.in_features
+                parameters += size
+                trainable += 0 if module.frozen else size
+            elif isinstance(module, NVFP4Linear):
+                parameters += module.out_features * module.in_features
+        return Counts(parameters, trainable)
+
+    def describe(self) -> dict[str, Any]:
+        """What it takes to make a stack of the same structure: numbers and text."""
+        return {
+            "id": self.stack_id,
+            "blocks": len(self.blocks),
+            "precision": self.precision,
+            "base": self.base,
+            "learning": self.learning,
+            # A list: their order is the order in which they are added to an output, which decides its last bit.
+            "adapters": [{"set": name, **spec.to_plain()} for name, spec in self._adapters.items()],
+        }
+
+    # --- by itself ---
+
+    def forward(self, x_BSD: Tensor, positions: Positions | None = None) -> Tensor:
+        """The residual stream ``[B, S, D]`` after its blocks, of whole sequences unless ``positions`` say otherwise."""
+        if positions is None:
+            config, length = self._config, x_BSD.size(1)
+            cos_SP, sin_SP = rotary_angles(
+                0,
+                length,
+                config.key_features,
+                config.rotary_base,
+                dtype=torch.promote_types(x_BSD.dtype, torch.float32),
+                device=x_BSD.device,
+            )
+            mask_ST, is_causal = visibility(
+                length, length, config.sliding_window, causal=config.causal, device=x_BSD.device
+            )
+            positions = Positions(cos_SP, sin_SP, mask_ST, is_causal)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, positions)
+        return x_BSD
+
+    def extra_repr(self) -> str:
+        sets = ", ".join(f"{name}: {spec}" for name, spec in self._adapters.items())
+        return f"stack_id={self.stack_id}, precision={self.precision}, learning={self.learning}, adapters=({sets})"
+
+    def _blocks(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+
+@contextmanager
+def seeded_birth(*parts: int | str) -> Iterator[None]:
+    """What is made inside depends on ``parts`` alone; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(*parts))
+        yield
+
+
+def stack_adapter(config: ProgressiveConfig, stack_id: int, precision: Precision) -> AdapterSpec | None:
+    """The adapters that the config gives a stack when it is made; a stack of precision qlora always has some."""
+    if not (config.qlora_enabled or precision == "qlora"):
+        return None
+    rank, alpha = stack_rank_and_alpha(config, stack_id)
+    return AdapterSpec(rank, alpha, config.adapter_dtype)
+
+
+def chosen_adapter(
+    adapter: GivenAdapter, progressive: ProgressiveConfig, stack_id: int, precision: Precision
+) -> AdapterSpec | None:
+    """The adapters of a new stack, where its maker may say something else than the config.
+
+    Args:
+        adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False in place of ``qlora_enabled``; None =
+            as the config says.
+        progressive: the config.
+        stack_id: of the new stack.
+        precision: of the new stack.
+
+    Raises:
+        UsageProblem: an adapter that cannot be.
+        ConfigError: the config has no rank and alpha for this stack.
+    """
+    if adapter is None:
+        return stack_adapter(progressive, stack_id, precision)
+    if adapter is True:
+        return AdapterSpec(*stack_rank_and_alpha(progressive, stack_id), progressive.adapter_dtype)
+    if adapter is False:
+        if precision == "qlora":
+            raise UsageProblem(
+                "adapter: a stack of precision qlora has adapters", "For a frozen 4-bit stack use nvfp4."
+            )
+        return None
+    if isinstance(adapter, AdapterSpec):
+        return adapter
+    known = [field.name for field in attrs.fields(AdapterSpec)]
+    for key in adapter:
+        if key not in known:
+            close = nearest(str(key), known)
+            hint = f"did you mean {close!r}?" if close else f"The keys are {', '.join(known)}."
+            raise UsageProblem(f"adapter: unknown key {key!r}", hint)
+    if absent := [key for key in ("rank", "alpha") if key not in adapter]:
+        raise UsageProblem(f"adapter: {' and '.join(absent)} must be given")
+    return AdapterSpec(**{"dtype": progressive.adapter_dtype, **adapter})
+
+
+def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConfig) -> Stack:
+    """A stack by itself, as the builder makes one: precision, adapters and seed are those of the config.
+
+    Raises:
+        ConfigError: the config contradicts itself.
+        UsageProblem: not one block.
+    """
+    config.validate()
+    progressive = config.training.progressive
+    precision = progressive.new_stack_precision
+    with seeded_birth(progressive.seed, "stack", stack_id):
+        stack = Stack(stack_id, n_blocks, config.decoder_config(), precision=precision, base=progressive.qlora_base)
+    adapter = stack_adapter(progressive, stack_id, precision)
+    if adapter is not None:
+        with seeded_birth(progressive.seed, STACK, stack_id):
+            stack.add_adapters(STACK, adapter)
+    return stack

@@ -1,0 +1,266 @@
+"""Time: which step of the noise belongs to which stack, and how much is hidden at each step.
+
+Time runs from 0 to 1 and is cut into ``T`` steps of equal length; step 0 hides the least. As *input* it is drawn anew
+for every batch; as *depth* it belongs to a stack. Stacks are counted in the order in which they are built, from 0, also
+where they are prepended: noise grows with the order of building, so that the rack's first stack to run, which
+is then the newest, meets the heaviest noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from arb_ternary.errors import ConfigError, UsageProblem, nearest
+from arb_ternary.specs import resolve
+
+__all__ = [
+    "DEFAULT_FRACTIONS",
+    "CustomMapping",
+    "Fractions",
+    "TimeMapping",
+    "check_fractions",
+    "denoising_fractions",
+    "depth_of",
+    "discrete_time",
+    "exponential",
+    "resolve_mapping",
+    "step_fractions",
+    "step_of_time",
+    "time_of_step",
+    "time_step_for_stack",
+]
+
+#: How a stack gets its time step.
+TimeMapping: TypeAlias = Literal["linear", "exponential", "custom", "time_per_stack"]
+#: ``f(stack_idx, max_stacks, num_time_steps)``: the time step of a stack.
+CustomMapping: TypeAlias = Callable[[int, int, int], int]
+#: Shares of hidden positions: evenly over the steps, or at the steps that a mapping names.
+Fractions: TypeAlias = Sequence[float] | Mapping[int, float]
+
+#: The share of hidden positions at each of eight steps.
+DEFAULT_FRACTIONS: Final = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
+
+#: What floating point may lose below a whole number; it is added before rounding down.
+_SLACK: Final = 1e-9
+
+
+def exponential(progress: float) -> float:
+    """``(e**p - 1) / (e - 1)``: from 0 at 0 to 1 at 1, slow at first."""
+    return math.expm1(progress) / math.expm1(1.0)
+
+
+def time_of_step(step: int, num_time_steps: int) -> float:
+    """The middle of a time step, ``(step + 1/2) / T``: the time that stands for the step."""
+    return (step + 0.5) / num_time_steps
+
+
+def step_of_time(time: float, num_time_steps: int) -> int:
+    """The step that ``time`` in [0, 1] lies in, ``min(floor(time T), T - 1)``.
+
+    Raises:
+        UsageProblem: ``time`` is not in [0, 1].
+    """
+    if not 0.0 <= time <= 1.0:
+        raise UsageProblem(f"time: must be between 0 and 1, not {time}")
+    return min(int(time * num_time_steps), num_time_steps - 1)
+
+
+def discrete_time(time: float, num_time_steps: int) -> float:
+    """The time that stands for the step that ``time`` lies in: one of ``T`` values.
+
+    Raises:
+        UsageProblem: ``time`` is not in [0, 1].
+    """
+    return time_of_step(step_of_time(time, num_time_steps), num_time_steps)
+
+
+def depth_of(stack_idx: int, final_depth: int) -> float:
+    """How far a rack has grown when stack ``stack_idx`` is trained: 0 with its first stack, 1 with its last.
+
+    Raises:
+        UsageProblem: there is no such stack.
+    """
+    _check_stack(stack_idx, final_depth)
+    return stack_idx / (final_depth - 1) if final_depth > 1 else 1.0
+
+
+def time_step_for_stack(
+    stack_idx: int,
+    *,
+    final_depth: int,
+    num_time_steps: int,
+    mapping: TimeMapping = "linear",
+    custom: CustomMapping | str | None = None,
+    time_per_stack: int = 100,
+) -> int:
+    """The time step, 0 to ``T - 1``, that stack ``stack_idx`` of ``final_depth`` is trained at.
+
+    ``linear``: ``floor(i (T - 1) / (N - 1))``, evenly over all steps; the last step belongs to the last stack alone.
+    ``exponential``: ``floor((e**p - 1) / (e - 1) (T - 1))`` with ``p = i / (N - 1)``. ``time_per_stack``: so many steps
+    a stack, ``min(i time_per_stack, T - 1)``. ``custom``: what the function says. A single stack is the last one.
+
+    Args:
+        stack_idx: ``i``, in the order of building.
+        final_depth: ``N``, stacks of the finished rack.
+        num_time_steps: ``T``.
+        mapping: one of the four.
+        custom: the function of ``custom``, or its name as ``module:function``.
+        time_per_stack: steps a stack of ``time_per_stack``.
+
+    Raises:
+        UsageProblem: there is no such stack.
+        ConfigError: the mapping is unknown, or the function is missing or gives no time step.
+    """
+    _check_stack(stack_idx, final_depth)
+    last = num_time_steps - 1
+    if mapping == "custom":
+        return _custom_step(stack_idx, final_depth, num_time_steps, custom)
+    if mapping == "time_per_stack":
+        return min(stack_idx * time_per_stack, last)
+    if mapping not in get_args(TimeMapping):
+        close = nearest(str(mapping), get_args(TimeMapping))
+        raise ConfigError(
+            f"stack_time_mapping: must be one of {', '.join(get_args(TimeMapping))}, not {mapping!r}",
+            f"did you mean {close!r}?" if close else "",
+        )
+    if final_depth == 1:
+        return last
+    if mapping == "linear":
+        return stack_idx * last // (final_depth - 1)
+    return math.floor(exponential(depth_of(stack_idx, final_depth)) * last + _SLACK)
+
+
+def resolve_mapping(custom: CustomMapping | str | None) -> CustomMapping:
+    """The function of the mapping ``custom``.
+
+    Raises:
+        ConfigError: it is not given, cannot be imported or cannot be called.
+    """
+    if custom is None:
+        raise ConfigError(
+            "custom_time_mapping: the mapping is custom, and no function is given",
+            "Name one as module:function; it is called as f(stack_idx, max_stacks, num_time_steps).",
+        )
+    if isinstance(custom, str):
+        try:
+            found = resolve(custom)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"custom_time_mapping: {custom!r} cannot be imported: {error}",
+                "Write module:function, with the module on the Python path.",
+            ) from error
+    else:
+        found = custom
+    if not callable(found):
+        raise ConfigError(f"custom_time_mapping: {custom!r} is not a function")
+    function: CustomMapping = found
+    return function
+
+
+def check_fractions(fractions: Fractions | None, num_time_steps: int | None = None) -> None:
+    """See that shares of hidden positions can be used.
+
+    Raises:
+        ValueError: there are none, one is not in [0, 1], or a step is outside ``0 .. T - 1``.
+    """
+    if fractions is None:
+        return
+    named = dict(fractions) if isinstance(fractions, Mapping) else dict(enumerate(fractions))
+    if not named:
+        raise ValueError("must have at least one share of hidden positions")
+    for step, share in named.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ValueError(f"must be shares between 0 and 1, not {share!r} (step {step!r})")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"must have whole numbers from 0 for steps, not {step!r}")
+        if isinstance(fractions, Mapping) and num_time_steps is not None and step >= num_time_steps:
+            raise ValueError(f"must have no step beyond {num_time_steps - 1}, the last of {num_time_steps}; {step} is")
+
+
+def step_fractions(fractions: Fractions | None, num_time_steps: int) -> tuple[float, ...]:
+    """The share of hidden positions at each of ``T`` steps.
+
+    A list is spread evenly over the steps, its first value at the first step, its last at the last: with ``T`` values
+    it has one for each; a single step has the first. A mapping names steps. Between two values shares are interpolated
+    linearly; before the first and after the last they stay the same. None is ``DEFAULT_FRACTIONS``.
+
+    Raises:
+        ValueError: see :func:`check_fractions`.
+    """
+    fractions = DEFAULT_FRACTIONS if fractions is None else fractions
+    check_fractions(fractions, num_time_steps)
+    if isinstance(fractions, Mapping):
+        places, values = zip(*sorted(fractions.items()), strict=True)
+    else:
+        values = tuple(fractions)
+        if num_time_steps == 1:
+            values = values[:1]
+        places = tuple(
+            range(num_time_steps)
+            if len(values) == num_time_steps
+            else np.linspace(0, num_time_steps - 1, len(values)).tolist()
+        )
+    return tuple(float(share) for share in np.interp(range(num_time_steps), places, values))
+
+
+def denoising_fractions(
+    stacks: int,
+    *,
+    num_time_steps: int = 8,
+    fractions: Fractions | None = None,
+    mapping: TimeMapping = "linear",
+    custom: CustomMapping | str | None = None,
+    time_per_stack: int = 100,
+) -> tuple[float, ...]:
+    """The deterministic schedule ``r_0 .. r_K`` of a rack of ``K`` stacks that was built from right to left.
+
+    ``r_k`` is the share of positions that is still hidden when the ``k``-th stack to run begins: the share that this
+    stack was trained at, built as number ``K - 1 - k``. ``r_K`` is 0: after the last stack nothing is hidden.
+
+    Raises:
+        ConfigError: a share is larger than the one before it.
+    """
+    per_step = step_fractions(fractions, num_time_steps)
+    steps = [
+        time_step_for_stack(
+            built,
+            final_depth=stacks,
+            num_time_steps=num_time_steps,
+            mapping=mapping,
+            custom=custom,
+            time_per_stack=time_per_stack,
+        )
+        for built in reversed(range(stacks))
+    ]
+    schedule = (*(per_step[step] for step in steps), 0.0)
+    for place, (before, after) in enumerate(pairwise(schedule)):
+        if after > before:
+            raise ConfigError(
+                f"time: the share of hidden positions grows from {before} to {after} between stacks {place} and "
+                f"{place + 1} in the order in which they run",
+                "Let shares grow with the step and steps with the stack; stacks run in reverse order of building.",
+            )
+    return schedule
+
+
+def _custom_step(stack_idx: int, final_depth: int, num_time_steps: int, custom: CustomMapping | str | None) -> int:
+    step = resolve_mapping(custom)(stack_idx, final_depth, num_time_steps)
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < num_time_steps:
+        raise ConfigError(
+            f"custom_time_mapping: for stack {stack_idx} of {final_depth} it gives {step!r}, which is not a time step",
+            f"Time steps are whole numbers from 0 to {num_time_steps - 1}.",
+        )
+    return step
+
+
+def _check_stack(stack_idx: int, final_depth: int) -> None:
+    if not 0 <= stack_idx < final_depth:
+        raise UsageProblem(
+            f"stack_idx: a rack of {final_depth} stacks has no stack {stack_idx}",
+            f"Stacks are counted from 0 to {final_depth - 1}.",
+        )

@@ -1,0 +1,125 @@
+"""Time as an input of the model: a vector for each time, added to the embeddings of all positions.
+
+Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``E`` features of the time embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+import torch
+from attrs import evolve
+from torch import Tensor, nn
+
+from arb_ternary.errors import ConfigError, UsageProblem, nearest
+from arb_ternary.models.config import DecoderConfig
+from arb_ternary.models.parts import FloatLinear, make_embedding, make_linear
+
+__all__ = ["TimeEmbedding", "TimeEncoding", "sinusoid"]
+
+TimeEncoding: TypeAlias = Literal["sinusoidal", "learned"]
+
+#: Times in [0, 1] are stretched to as many units as diffusion models have steps (Ho et al., 2020), so that the
+#: wavelengths of the sinusoids, from 2 pi to 10000 times that, tell them apart.
+_UNITS: Final = 1000.0
+_LONGEST: Final = 10000.0
+
+
+def sinusoid(time_B: Tensor, features: int) -> Tensor:
+    """Float32 ``[B, E]``: ``sin(1000 t f_i)`` in the first half, ``cos(1000 t f_i)`` in the second.
+
+    ``f_i = 10000**(-2 i / E)`` for ``i`` in ``0 .. E / 2 - 1`` (Vaswani et al., 2017).
+    """
+    exponent_H = torch.arange(features // 2, dtype=torch.float64, device=time_B.device) * (-2.0 / features)
+    # In float64: a product of 1000 has lost ten of the 24 bits of a float32 before the sine is taken.
+    angle_BH = (time_B.double() * _UNITS).unsqueeze(1) * (_LONGEST**exponent_H)
+    return torch.cat((angle_BH.sin(), angle_BH.cos()), dim=1).float()
+
+
+class TimeEmbedding(nn.Module):
+    """A vector of the model's width for each time in [0, 1].
+
+    ``sinusoidal`` is a fixed function of time; ``learned`` is a table with a row for each of ``num_time_steps`` equal
+    steps. Where ``dim`` is not the width, a linear without bias leads from one to the other.
+
+    Args:
+        dim: features of the encoding, ``E``.
+        kind: ``sinusoidal`` or ``learned``.
+        width: features of the residual stream, ``D``.
+        num_time_steps: rows of the table.
+        config: makes table and linear ternary where the model's embedding is. None = float32.
+
+    Raises:
+        ConfigError: the kind is unknown, or a sinusoid is to have an odd number of features.
+    """
+
+    def __init__(
+        self, dim: int, kind: TimeEncoding, width: int, *, num_time_steps: int = 8, config: DecoderConfig | None = None
+    ) -> None:
+        super().__init__()
+        if kind not in get_args(TimeEncoding):
+            close = nearest(str(kind), get_args(TimeEncoding))
+            raise ConfigError(
+                f"time_encoding_type: must be sinusoidal or learned, not {kind!r}",
+                f"did you mean {close!r}?" if close else "",
+            )
+        if kind == "sinusoidal" and dim % 2:
+            raise ConfigError(
+                f"time_embedding_dim: must be even for a sinusoidal encoding, half sines and half cosines, not {dim}"
+            )
+        self.dim, self.kind, self.width, self.num_time_steps = dim, kind, width, num_time_steps
+        self.table: nn.Module | None = None
+        if kind == "learned":
+            self.table = _table(num_time_steps, dim, config)
+        self.projection: nn.Module | None = None
+        if dim != width:
+            self.projection = _projection(dim, width, config)
+
+    def forward(self, time: Tensor | float) -> Tensor:
+        """What is added to embeddings ``[B, S, D]``, of tokens or given: ``[B, 1, D]``, ``[1, 1, D]`` for one time.
+
+        Args:
+            time: in [0, 1]: a number, or a tensor of one a sample.
+
+        Raises:
+            UsageProblem: a time is outside [0, 1], or the tensor has more than one dimension.
+        """
+        time_B = torch.as_tensor(time, dtype=torch.float32, device=self._device())
+        if time_B.dim() > 1:
+            raise UsageProblem(f"time: must be one number, or one a sample, not a tensor of shape {list(time_B.shape)}")
+        time_B = time_B.reshape(-1)
+        if not bool(((time_B >= 0) & (time_B <= 1)).all()):
+            raise UsageProblem(f"time: must be between 0 and 1, not {time_B.tolist()}")
+        if self.table is None:
+            encoded_BE = sinusoid(time_B, self.dim)
+        else:
+            steps_B = (time_B * self.num_time_steps).long().clamp_max(self.num_time_steps - 1)
+            encoded_BE = self.table(steps_B)
+        if self.projection is not None:
+            encoded_BE = self.projection(encoded_BE)
+        return encoded_BE.unsqueeze(1)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, kind={self.kind}, width={self.width}, num_time_steps={self.num_time_steps}"
+
+    def _device(self) -> torch.device | None:
+        for tensor in (*self.parameters(), *self.buffers()):
+            return tensor.device
+        return None
+
+
+def _table(rows: int, features: int, config: DecoderConfig | None) -> nn.Module:
+    if config is None:
+        table = nn.Embedding(rows, features)
+        nn.init.normal_(table.weight)
+        return table
+    # Heads are none of a table's business, and their number need not divide its width.
+    made = evolve(config, width=features, heads=1, kv_heads=None, head_dim=2, tie_embeddings=False)
+    return make_embedding(made, rows)
+
+
+def _projection(features: int, width: int, config: DecoderConfig | None) -> nn.Module:
+    # It belongs to the embedding: where that is float, so is this, whatever the linears of the stacks are.
+    if config is None or "embedding" in config.float_parts:
+        return FloatLinear(features, width)
+    return make_linear(evolve(config, float_parts=()), features, width)

@@ -1,0 +1,118 @@
+"""Sampling from a rack that fills in hidden tokens: many tokens in one pass.
+
+A rack that was built from right to left is a chain of denoising steps laid out in depth: its last stack was trained on
+lightly hidden text, and each stack put before it on more heavily hidden text, with those behind it fixed. One pass
+through the rack is the whole chain. So the new tokens are all hidden, the rack runs once, and every hidden token is
+drawn from what it says at its position.
+
+Where prompt and new tokens exceed the context, the text is drawn in pieces: each pass sees the latest half of the
+context and draws as many tokens as fit beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.models.generate import next_token_probabilities
+from arb_ternary_progressive.time import discrete_time
+
+if TYPE_CHECKING:
+    from arb_ternary_progressive.rack import Rack
+
+__all__ = ["unrolled"]
+
+
+def unrolled(
+    rack: Rack,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: Collection[int] = (),
+    device: torch.device | str = "cpu",
+) -> Iterator[int]:
+    """Token ids that follow ``prompt_ids``; those of one pass through the rack are drawn independently of each other.
+
+    Args:
+        rack: trained to fill in hidden tokens; not causal.
+        prompt_ids: what comes before; may be empty.
+        max_new_tokens: how many ids.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw only among so many of the likeliest; None = all.
+        top_p: draw only among the likeliest that together reach this probability; None = all.
+        seed: of the draws; None = another every time.
+        stop: ids that end the text; they are not yielded.
+        device: where the rack is.
+
+    Raises:
+        UsageProblem: the rack is causal, or a value is out of range; raised here, not when the first id is asked for.
+    """
+    next_token_probabilities(torch.zeros(1), temperature, top_k, top_p)
+    if rack.config.causal:
+        raise UsageProblem(
+            "unroll: the model is causal: it was made to say which token comes next, not which one is hidden",
+            "Generate without --unroll, or train with `causal: false` and a masking that hides tokens.",
+        )
+    if max_new_tokens < 0:
+        raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
+    for token in prompt_ids:
+        if not 0 <= token < rack.vocabulary_size or token == rack.mask_token:
+            raise UsageProblem(
+                f"prompt: token ids must be from 0 to {rack.vocabulary_size - 1} and not the mask token, not {token}"
+            )
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+
+    def drawn() -> Iterator[int]:
+        text, left = list(prompt_ids), max_new_tokens
+        while left:
+            seen, new = _window(len(text), left, rack.max_length)
+            for logits_V in _one_pass(rack, text[len(text) - seen :], new, torch.device(device)):
+                token = _draw(next_token_probabilities(logits_V, temperature, top_k, top_p), generator)
+                if token in stop:
+                    return
+                text.append(token)
+                yield token
+            left -= new
+
+    return drawn()
+
+
+def _window(known: int, wanted: int, context: int) -> tuple[int, int]:
+    """How many known tokens a pass sees, and how many it draws."""
+    if known + wanted <= context:
+        return known, wanted
+    seen = min(known, context // 2)
+    return seen, min(wanted, context - seen)
+
+
+@torch.no_grad()
+def _one_pass(rack: Rack, seen: list[int], new: int, device: torch.device) -> Tensor:
+    """Logits ``[new, V]`` of hidden tokens behind ``seen``; that of the mask token is minus infinity."""
+    tokens_1S = torch.tensor([[*seen, *[rack.mask_token] * new]], dtype=torch.int64, device=device)
+    options: dict[str, Any] = {}
+    if rack.time_embedding is not None:
+        steps: Any = rack.time_embedding.num_time_steps
+        options["time"] = discrete_time(1.0, int(steps))
+    logits_1SV: Tensor = rack(tokens_1S, **options)
+    logits_NV: Tensor = logits_1SV[0, len(seen) :].float().cpu()
+    logits_NV[:, rack.mask_token] = -math.inf
+    return logits_NV
+
+
+def _draw(probability_V: Tensor, generator: torch.Generator) -> int:
+    cumulative_V = probability_V.cumsum(dim=0)
+    uniform = torch.rand((), dtype=torch.float64, generator=generator) * cumulative_V[-1]
+    return int(torch.searchsorted(cumulative_V, uniform, right=True))

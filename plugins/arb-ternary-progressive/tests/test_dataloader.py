@@ -1,0 +1,385 @@
+"""Batches for the stack in training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.data.masking import CausalMasking
+from arb_ternary.data.protocol import Batch
+from arb_ternary.errors import ConfigError, DataError, UsageProblem
+from arb_ternary_progressive import ProgressiveDataLoader, StackWiseConfig, TimeStepMasking
+from arb_ternary_progressive.activation_cache import ActivationCache
+from arb_ternary_progressive.masking_mlm import MlmMasking
+from arb_ternary_progressive.masking_progressive import ProgressiveMasking
+from arb_ternary_progressive.objectives import objective_loss
+
+VOCABULARY, POSITIONS, MASK = 60, 40, 59
+KEYS = {
+    "input_ids",
+    "targets",
+    "masks",
+    "loss_mask",
+    "time_step",
+    "time",
+    "stack_idx",
+    "trunk_activations",
+    "training_objective",
+    "sample_ids",
+    "cache_keys",
+}
+
+
+def config(**progressive: Any) -> StackWiseConfig:
+    made = StackWiseConfig()
+    made.model.vocab_size = VOCABULARY
+    for key, value in progressive.items():
+        setattr(made.training.progressive, key, value)
+    return made
+
+
+def samples(batches: int = 3, rows: int = 4) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "input_ids": torch.randint(0, VOCABULARY - 1, (rows, POSITIONS), generator=generator),
+            "sample_ids": torch.arange(rows) + rows * number,
+        }
+        for number in range(batches)
+    ]
+
+
+def loader(base: Any = None, **options: Any) -> ProgressiveDataLoader:
+    progressive = options.pop("config", {})
+    strategy = options.pop("strategy", TimeStepMasking(config(**progressive)))
+    return ProgressiveDataLoader(samples() if base is None else base, strategy, **options)
+
+
+def rows_by_id(batches: list[dict[str, Any]], key: str) -> dict[int, list[Any]]:
+    return {
+        int(sample): batch[key][row].tolist() for batch in batches for row, sample in enumerate(batch["sample_ids"])
+    }
+
+
+# --- what is in a batch ---
+
+
+def test_a_batch_has_every_key() -> None:
+    for batch in loader():
+        assert set(batch) == KEYS
+        assert batch["trunk_activations"] is None
+    for batch in loader(config={"training_objective": "clm"}):
+        assert set(batch) == KEYS | {"clm_mask", "combined_masks"}
+
+
+def test_mlm_hides_tokens_and_asks_for_them() -> None:
+    given = samples()
+    for batch, raw in zip(loader(given, stack_idx=3, final_depth=8), given, strict=True):
+        masks = batch["masks"]
+        assert masks.sum(dim=1).tolist() == [18] * 4, "floor(40 * 0.45)"
+        assert torch.equal(batch["loss_mask"], masks)
+        assert torch.equal(batch["targets"], raw["input_ids"])
+        assert bool((batch["input_ids"][masks] == MASK).all())
+        assert torch.equal(batch["input_ids"][~masks], raw["input_ids"][~masks])
+        assert batch["time_step"].tolist() == [3] * 4
+        assert batch["time"].tolist() == [3.5 / 8] * 4
+        assert (batch["stack_idx"], batch["training_objective"]) == (3, "mlm")
+
+
+def test_clm_leaves_inputs_alone_and_excludes_the_last_position() -> None:
+    given = samples()
+    for batch, raw in zip(loader(given, config={"training_objective": "clm"}), given, strict=True):
+        tokens = raw["input_ids"]
+        assert torch.equal(batch["input_ids"], tokens)
+        assert torch.equal(batch["targets"][:, :-1], tokens[:, 1:])
+        assert not batch["clm_mask"][:, -1].any()
+        assert batch["clm_mask"][:, :-1].all()
+        assert torch.equal(batch["combined_masks"], batch["masks"] & batch["clm_mask"])
+        assert torch.equal(batch["loss_mask"], batch["combined_masks"])
+
+
+def test_custom_takes_targets_from_the_batch_and_needs_them() -> None:
+    given = [{**raw, "targets": raw["input_ids"] % 7} for raw in samples()]
+    for batch, raw in zip(loader(given, training_objective="custom"), given, strict=True):
+        assert torch.equal(batch["targets"], raw["targets"])
+        assert torch.equal(batch["input_ids"], raw["input_ids"])
+        assert torch.equal(batch["loss_mask"], batch["masks"])
+    with pytest.raises(DataError, match="no 'targets'"):
+        list(loader(training_objective="custom"))
+
+
+def test_without_a_strategy_every_position_counts() -> None:
+    batches = list(ProgressiveDataLoader(samples(), training_objective="clm"))
+    assert all(bool(batch["masks"].all()) for batch in batches)
+    assert all(torch.equal(batch["loss_mask"], batch["clm_mask"]) for batch in batches)
+
+
+def test_other_keys_pass_through() -> None:
+    given = [{**raw, "label": ["x"] * 4, "weight": torch.ones(4)} for raw in samples(1)]
+    (batch,) = loader(given)
+    assert batch["label"] == ["x"] * 4
+    assert torch.equal(batch["weight"], torch.ones(4))
+
+
+def test_batches_may_be_tensors_tuples_or_the_cores_own() -> None:
+    tokens, ids = samples(1)[0]["input_ids"], samples(1)[0]["sample_ids"]
+    core = Batch(torch.cat((tokens, tokens[:, :1]), dim=1), ids)
+    (by_dict,), (by_batch,) = loader(samples(1)), loader([core])
+    assert torch.equal(by_dict["input_ids"], by_batch["input_ids"])
+    for raw in (tokens, (tokens,)):
+        (batch,) = loader([raw])
+        assert torch.equal(batch["targets"], tokens)
+
+
+def test_a_torch_dataloader_works() -> None:
+    tokens = torch.cat([raw["input_ids"] for raw in samples()])
+    base = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens), batch_size=5)
+    made = loader(base)
+    assert len(made) == 3
+    assert torch.equal(torch.cat([batch["targets"] for batch in made]), tokens)
+
+
+def test_the_guides_loop_over_clm_batches_works() -> None:
+    logits = torch.randn(4, POSITIONS, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    for batch in loader(config={"training_objective": "clm"}):
+        assert batch["training_objective"] == "clm"
+        loss_mask, targets = batch["combined_masks"], batch["targets"]
+        expected = torch.nn.functional.cross_entropy(logits[loss_mask], targets[loss_mask])
+        assert objective_loss(logits, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+# --- masks and times ---
+
+
+@pytest.mark.parametrize("strategy", [TimeStepMasking(config()), MlmMasking(), ProgressiveMasking()])
+def test_a_second_epoch_in_another_order_hides_every_sample_alike(strategy: Any) -> None:
+    given = samples()
+    shuffled = [
+        {"input_ids": raw["input_ids"][[2, 0, 3, 1]], "sample_ids": raw["sample_ids"][[2, 0, 3, 1]]}
+        for raw in reversed(given)
+    ]
+    options = {"strategy": strategy, "vocabulary_size": VOCABULARY, "stack_idx": 1, "final_depth": 4}
+    first, second = (list(loader(base, **options)) for base in (given, shuffled))
+    assert rows_by_id(first, "input_ids") == rows_by_id(second, "input_ids")
+    assert rows_by_id(first, "cache_keys") == rows_by_id(second, "cache_keys")
+
+
+def test_depth_decides_how_much_is_hidden() -> None:
+    strategy = ProgressiveMasking()
+    counts = []
+    for stack in range(4):
+        made = loader(strategy=strategy, vocabulary_size=VOCABULARY, stack_idx=stack, final_depth=4)
+        counts.append(int(next(iter(made))["masks"][0].sum()))
+    assert counts == [6, 16, 26, 36], "floor(40 * (.15, .40, .65, .90))"
+
+
+def test_the_rows_of_a_batch_have_their_own_times_where_time_is_sampled_by_sample() -> None:
+    made = loader(samples(1, 200), config={"time_interpretation": "input", "time_sampling": "sample"})
+    (batch,) = made
+    steps = batch["time_step"]
+    assert len(steps.unique()) == 8
+    expected = (POSITIONS * (0.15 + 0.1 * steps) + 1e-6).floor().long()
+    assert torch.equal(batch["masks"].sum(dim=1), expected)
+    assert torch.equal(batch["time"], (steps + 0.5) / 8)
+
+
+def test_with_time_as_input_each_batch_of_each_epoch_has_a_time_of_its_own() -> None:
+    def epochs(**options: Any) -> list[list[int]]:
+        made = loader(samples(12), config={"time_interpretation": "input"}, **options)
+        return [[int(batch["time_step"][0]) for batch in made] for _ in range(2)]
+
+    first, second = epochs()
+    assert len(set(first)) > 3
+    assert first != second
+    assert epochs() == [first, second]
+    assert epochs(seed=1) != [first, second]
+    assert epochs(stack_idx=1) != [first, second]
+
+
+def test_with_time_as_input_cache_keys_tell_times_apart() -> None:
+    made = loader(samples(1), config={"time_interpretation": "input"})
+    seen: dict[int, set[tuple[int, ...]]] = {}
+    for _ in range(20):
+        (batch,) = made
+        seen.setdefault(int(batch["time_step"][0]), set()).add(tuple(batch["cache_keys"].tolist()))
+    assert len(seen) > 3
+    assert all(len(keys) == 1 for keys in seen.values())
+    assert len(set.union(*seen.values())) == len(seen)
+
+
+def test_nothing_comes_from_the_global_generator() -> None:
+    before = torch.random.get_rng_state()
+    list(loader(config={"time_interpretation": "input"}))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --- epochs and state ---
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3, 4, 5])
+def test_it_goes_on_where_its_state_was_taken(taken: int) -> None:
+    def stream(made: ProgressiveDataLoader) -> Any:
+        while True:
+            yield from made
+
+    options = {"time_interpretation": "input"}
+    whole = loader(config=options)
+    expected = [batch["input_ids"] for _, batch in zip(range(8), stream(whole), strict=False)]
+    stopped = loader(config=options)
+    batches = stream(stopped)
+    for _ in range(taken):
+        next(batches)
+    state = stopped.state_dict()
+    resumed = loader(config=options)
+    resumed.load_state_dict(state)
+    rest = [batch["input_ids"] for _, batch in zip(range(8 - taken), stream(resumed), strict=False)]
+    assert all(torch.equal(a, b) for a, b in zip(rest, expected[taken:], strict=True))
+
+
+def test_next_epoch_is_the_epoch_of_the_next_pass() -> None:
+    made = loader()
+    assert made.next_epoch == 0
+    list(made)
+    assert (made.epoch, made.next_epoch) == (0, 1)
+    made.load_state_dict({"epoch": 4, "position": 1})
+    assert made.next_epoch == 4
+    assert len(list(made)) == 2
+    assert made.next_epoch == 5
+
+
+def test_an_iterator_that_is_used_up_is_an_error() -> None:
+    made = loader(iter(samples()))
+    assert len(list(made)) == 3
+    with pytest.raises(DataError, match="gives no batch in epoch 1"):
+        list(made)
+
+
+# --- the trunk ---
+
+
+class Trunk(nn.Module):
+    """A frozen trunk that counts the rows that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8).requires_grad_(False)
+        self.computed = 0
+
+    def forward(self, inputs_BS: Tensor) -> Tensor:
+        self.computed += len(inputs_BS)
+        hidden: Tensor = self.table(inputs_BS)
+        return hidden.cumsum(dim=1)
+
+
+def test_a_trunk_that_is_not_cached_runs_for_every_batch() -> None:
+    trunk = Trunk()
+    made = loader(stack_idx=1, trunk_activations=trunk)
+    for _ in range(2):
+        for batch in made:
+            assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+    assert trunk.computed == 2 * 12
+    assert made.activation_cache is None
+
+
+def test_a_cached_trunk_computes_every_sample_once() -> None:
+    trunk = Trunk()
+    order = torch.Generator().manual_seed(3)
+
+    class Shuffled:
+        def __iter__(self) -> Any:
+            tokens = torch.cat([raw["input_ids"] for raw in samples()])
+            for rows in torch.randperm(12, generator=order).split(5):
+                yield {"input_ids": tokens[rows], "sample_ids": rows}
+
+    made = loader(Shuffled(), stack_idx=1, trunk_activations=trunk, cache_activations=True)
+    for _ in range(3):
+        for batch in made:
+            assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+    assert trunk.computed == 12 + 1, "every sample, and one row to learn the width"
+    assert (made.activation_cache.misses, made.activation_cache.hits) == (12, 24)
+
+
+def test_a_trunk_that_changed_is_not_found_in_the_cache() -> None:
+    trunk = Trunk()
+    made = loader(stack_idx=1, trunk_activations=trunk, cache_activations=True)
+    list(made)
+    trunk.table.weight[3, 2] += 1
+    for batch in made:
+        assert torch.equal(batch["trunk_activations"], trunk.table(batch["input_ids"]).cumsum(dim=1))
+    assert made.activation_cache.hits == 0
+
+
+def test_a_cache_may_be_given() -> None:
+    cache = ActivationCache(1 << 20, dtype="bfloat16")
+    made = loader(trunk_activations=Trunk(), cache_activations=True, cache=cache)
+    list(made)
+    assert made.activation_cache is cache
+    assert cache.misses == 12
+    with pytest.raises(UsageProblem, match="nothing to keep in it"):
+        loader(cache=cache)
+
+
+def test_hidden_states_may_be_given_by_cache_key() -> None:
+    by_id = {sample: torch.full((POSITIONS, 8), float(sample)) for sample in range(12)}
+    for batch in loader(stack_idx=1, trunk_activations=by_id, cache_activations=True):
+        assert torch.equal(batch["trunk_activations"][:, 0, 0], batch["sample_ids"].float())
+    del by_id[6]
+    with pytest.raises(DataError, match="no hidden states for 1 of 4 samples, such as 6"):
+        list(loader(stack_idx=1, trunk_activations=by_id))
+
+
+def test_hidden_states_may_be_those_of_every_batch_or_come_from_a_function() -> None:
+    hidden = torch.randn(4, POSITIONS, 8)
+    assert all(batch["trunk_activations"] is hidden for batch in loader(trunk_activations=hidden))
+    made = loader(trunk_activations=lambda batch: batch["input_ids"].unsqueeze(2).float())
+    assert all(torch.equal(batch["trunk_activations"][..., 0], batch["input_ids"].float()) for batch in made)
+
+
+def test_hidden_states_of_another_shape_are_an_error() -> None:
+    with pytest.raises(DataError, match=r"of shape \[3, 40, 8\] do not belong to inputs of shape \[4, 40\]"):
+        list(loader(trunk_activations=torch.zeros(3, POSITIONS, 8)))
+
+
+def test_a_trunk_that_learns_and_a_bare_function_cannot_be_cached() -> None:
+    trunk = Trunk()
+    trunk.table.requires_grad_(True)
+    with pytest.raises(UsageProblem, match="can learn"):
+        loader(trunk_activations=trunk, cache_activations=True)
+    with pytest.raises(UsageProblem, match="does not say which trunk"):
+        loader(trunk_activations=lambda batch: torch.zeros(4, POSITIONS, 8), cache_activations=True)
+
+
+def test_the_first_stack_has_nothing_to_cache() -> None:
+    assert len(list(loader(cache_activations=True))) == 3
+
+
+# --- what does not go together ---
+
+
+def test_a_strategy_that_does_not_hide_cannot_serve_mlm() -> None:
+    made = loader(strategy=CausalMasking(), vocabulary_size=VOCABULARY, training_objective="mlm")
+    with pytest.raises(ConfigError, match="mlm asks for the hidden tokens, and CausalMasking for others"):
+        list(made)
+    assert len(list(loader(strategy=CausalMasking(), training_objective="clm"))) == 3
+
+
+def test_the_vocabulary_must_be_known_to_hide_tokens() -> None:
+    with pytest.raises(ConfigError, match="vocabulary_size: must be known"):
+        loader(strategy=MlmMasking())
+
+
+def test_a_stack_beyond_the_final_depth_and_an_unknown_objective_are_errors() -> None:
+    with pytest.raises(UsageProblem, match="a rack of 3 stacks has no stack 3"):
+        loader(stack_idx=3, final_depth=3)
+    with pytest.raises(ConfigError, match="training_objective: must be mlm, clm or custom"):
+        loader(training_objective="mml")
+
+
+def test_the_mask_token_in_the_data_is_an_error_only_where_tokens_are_hidden() -> None:
+    given = [{"input_ids": torch.full((2, POSITIONS), MASK)}]
+    with pytest.raises(DataError, match="token id 59 at position 0 is the mask token"):
+        list(loader(given))
+    assert len(list(loader(given, training_objective="clm"))) == 1

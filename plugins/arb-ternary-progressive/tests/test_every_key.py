@@ -1,0 +1,276 @@
+"""Every key of the config has an effect that can be seen: two values of it, and what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.models.block import Block
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_progressive import (
+    ModelConfig,
+    ProgressiveConfig,
+    ProgressiveRackBuilder,
+    ProgressiveTrainer,
+    StackWiseConfig,
+    TimeStepMasking,
+    TrainingConfig,
+)
+
+SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "training": TrainingConfig, "progressive": ProgressiveConfig}
+Observer = Callable[[StackWiseConfig], Any]
+
+
+def section(config: StackWiseConfig, name: str) -> Any:
+    return {"model": config.model, "training": config.training, "progressive": config.training.progressive}[name]
+
+
+def small(**options: Any) -> StackWiseConfig:
+    """A tiny config; an option is ``section__key``."""
+    config = StackWiseConfig()
+    defaults = {
+        "model__vocab_size": 24,
+        "model__d_model": 16,
+        "model__n_heads": 2,
+        "model__max_length": 8,
+        "model__group_size": 32,
+        "training__steps_per_stack": 2,
+        "progressive__blocks_per_stack": 1,
+    }
+    for name, value in {**defaults, **options}.items():
+        where, _, key = name.partition("__")
+        setattr(section(config, where), key, value)
+    return config
+
+
+def batches(length: int = 8) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(0, 22, (4, length), generator=generator)} for _ in range(2)]
+
+
+def digest(module: nn.Module) -> str:
+    whole = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        plain = value.float() if value.is_floating_point() else value
+        whole.update(name.encode() + plain.numpy().tobytes())
+    return whole.hexdigest()
+
+
+# --- observers -------------------------------------------------------------------------------------------------------
+
+
+def grown(config: StackWiseConfig, stacks: int = 2) -> ProgressiveRackBuilder:
+    builder = ProgressiveRackBuilder(config)
+    for _ in range(stacks):
+        builder.add_stack()
+    return builder
+
+
+def structure(config: StackWiseConfig) -> Any:
+    """What two stacks are made of."""
+    return grown(config).structure()
+
+
+def shapes(config: StackWiseConfig) -> Any:
+    """Names, shapes and dtypes of everything stored."""
+    state = grown(config).build_rack().state_dict()
+    return [(name, tuple(value.shape), str(value.dtype)) for name, value in state.items()]
+
+
+def logits(config: StackWiseConfig) -> Any:
+    """What a rack of two stacks computes at birth."""
+    with torch.no_grad():
+        return grown(config).build_rack()(torch.arange(8)[None]).flatten().tolist()
+
+
+def most(config: StackWiseConfig) -> Any:
+    """How many stacks there can be."""
+    builder = ProgressiveRackBuilder(config)
+    for count in range(5):
+        try:
+            builder.add_stack()
+        except ValueError:
+            return count
+    return None
+
+
+def longest(config: StackWiseConfig) -> Any:
+    """The longest sequence that is accepted."""
+    rack = ProgressiveRackBuilder(config).build_rack()
+    for length in range(1, 12):
+        try:
+            rack(torch.zeros(1, length, dtype=torch.int64))
+        except UsageProblem:
+            return length - 1
+    return None
+
+
+def gradients(config: StackWiseConfig) -> Any:
+    """How ternary modules take their gradients."""
+    return {m.gradients for m in grown(config).build_rack().modules() if isinstance(m, TernaryLinear)}
+
+
+def history(config: StackWiseConfig) -> Any:
+    """The history of a run to three stacks."""
+    builder = ProgressiveRackBuilder(config)
+    records = ProgressiveTrainer(config).train_rack(builder, batches(), target_stacks=3)
+    return [record.to_json() for record in records]
+
+
+def weights(config: StackWiseConfig) -> Any:
+    """The weights after a run to three stacks."""
+    builder = ProgressiveRackBuilder(config)
+    ProgressiveTrainer(config).train_rack(builder, batches(), target_stacks=3)
+    return digest(builder.build_rack())
+
+
+def work(config: StackWiseConfig) -> Any:
+    """How often a block ran in a run to three stacks, and to what weights."""
+    count = 0
+
+    def counted(module: nn.Module, *_: Any) -> None:
+        nonlocal count
+        count += isinstance(module, Block)
+
+    with nn.modules.module.register_module_forward_hook(counted):
+        weights(config)
+    return count
+
+
+def files(config: StackWiseConfig) -> Any:
+    """Whether a run leaves files in the cache's folder."""
+    weights(config)
+    folder = config.training.progressive.cache_folder
+    return folder is not None and any(Path(folder).rglob("*"))
+
+
+def time_steps(config: StackWiseConfig) -> Any:
+    """The time step of each of four stacks."""
+    strategy = TimeStepMasking(config, final_depth=4)
+    return [strategy.get_time_step_for_stack(stack_idx=stack) for stack in range(4)]
+
+
+def masks(config: StackWiseConfig) -> Any:
+    """The masks of the last of two stacks."""
+    strategy = TimeStepMasking(config, final_depth=2)
+    return strategy.generate_masks_for_stack(batches()[0], stack_idx=1).tolist()
+
+
+def doubled(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
+    """A time mapping."""
+    return min(2 * stack_idx, num_time_steps - 1)
+
+
+# --- the table: key, two values, what differs, and what else must be set ----------------------------------------------
+
+BORN = {"progressive__zero_residual": False}
+ADAPTED = {"progressive__qlora_enabled": True}
+STAGED = {**ADAPTED, "progressive__qlora_strategy": "progressive"}
+SECOND = {"progressive__progressive_qlora": True}
+EPOCHS = {"training__steps_per_stack": None, "training__epochs_per_stack": 2}
+TERNARY = {"progressive__new_stack_precision": "ternary"}
+INPUT = {"progressive__time_interpretation": "input", "progressive__time_embedding_dim": 4}
+HIDING = {"progressive__training_objective": "mlm"}
+
+Row = tuple[Any, Any, Observer, dict[str, Any]]
+TABLE: dict[str, Row] = {
+    "model.vocab_size": (24, 30, shapes, {}),
+    "model.d_model": (16, 32, shapes, {}),
+    "model.d_ff": (None, 24, shapes, {}),
+    "model.n_heads": (2, 4, logits, BORN),
+    "model.n_kv_heads": (None, 1, shapes, {}),
+    "model.max_length": (8, 6, longest, {}),
+    "model.causal": (True, False, logits, BORN),
+    "model.activation": ("relu2", "swiglu", shapes, {}),
+    "model.rotary_base": (10000.0, 10.0, logits, BORN),
+    "model.tie_embeddings": (False, True, shapes, {}),
+    "model.ends": ("full", "ternary", shapes, {}),
+    "model.learned_norms": (False, True, shapes, {}),
+    "model.sub_norms": (True, False, logits, BORN),
+    "model.group_size": (32, "row", shapes, {**TERNARY, "model__d_model": 64}),
+    "model.activations": ("float", "int8", logits, BORN),
+    "model.gradients": ("float", "int8", gradients, TERNARY),
+    "training.epochs_per_stack": (1, 2, history, {"training__steps_per_stack": None}),
+    "training.steps_per_stack": (2, 3, history, {}),
+    "training.lr": (1e-3, 1e-2, weights, {}),
+    "training.rate": (0.01, 3.0, weights, TERNARY),
+    "progressive.enabled": (True, False, history, {}),
+    "progressive.trunk_strategy": ("frozen", "qlora", weights, ADAPTED),
+    "progressive.new_stack_precision": ("full", "nvfp4", shapes, ADAPTED),
+    "progressive.blocks_per_stack": (1, 2, structure, {}),
+    "progressive.max_stacks": (2, 3, most, {}),
+    "progressive.building_mode": ("append", "prepend", structure, {}),
+    "progressive.zero_residual": (True, False, logits, {}),
+    "progressive.qlora_enabled": (True, False, structure, {}),
+    "progressive.qlora_rank": (2, 4, shapes, ADAPTED),
+    "progressive.qlora_alpha": (2, 4, weights, {**ADAPTED, **BORN}),
+    "progressive.qlora_strategy": ("simplified", "progressive", structure, ADAPTED),
+    "progressive.qlora_rank_pattern": ("linear", "decreasing", structure, STAGED),
+    "progressive.qlora_alpha_pattern": ("constant", "linear", structure, STAGED),
+    "progressive.qlora_configs": (
+        {0: {"rank": 1, "alpha": 1}, 1: {"rank": 2, "alpha": 1}},
+        {0: {"rank": 2, "alpha": 1}, 1: {"rank": 1, "alpha": 1}},
+        structure,
+        {**ADAPTED, "progressive__qlora_strategy": "variable"},
+    ),
+    "progressive.qlora_base": ("nvfp4", "ternary", shapes, {"progressive__new_stack_precision": "qlora"}),
+    "progressive.progressive_qlora": (True, False, structure, {}),
+    "progressive.progressive_qlora_rank": (2, 4, shapes, SECOND),
+    "progressive.progressive_qlora_alpha": (
+        2,
+        4,
+        weights,
+        {**SECOND, **BORN, "progressive__trunk_strategy": "qlora"},
+    ),
+    "progressive.adapter_dtype": ("float32", "ternary", shapes, ADAPTED),
+    "progressive.cache_activations": (True, False, work, EPOCHS),
+    "progressive.cache_bytes": (1 << 20, 1024, work, EPOCHS),
+    "progressive.cache_folder": (None, "cache", files, {}),
+    "progressive.cache_dtype": ("float32", "int8", weights, {}),
+    "progressive.training_objective": ("mlm", "clm", weights, {}),
+    "progressive.time_interpretation": ("depth", "input", shapes, {"progressive__time_embedding_dim": 4}),
+    "progressive.time_embedding_dim": (4, 6, shapes, INPUT),
+    "progressive.time_encoding_type": ("sinusoidal", "learned", shapes, INPUT),
+    "progressive.time_sampling": ("batch", "sample", weights, INPUT),
+    "progressive.stack_time_mapping": ("linear", "exponential", time_steps, {}),
+    "progressive.custom_time_mapping": (
+        doubled,
+        min,
+        time_steps,
+        {"progressive__stack_time_mapping": "custom"},
+    ),
+    "progressive.time_per_stack": (1, 2, time_steps, {"progressive__stack_time_mapping": "time_per_stack"}),
+    "progressive.num_time_steps": (8, 16, time_steps, {}),
+    "progressive.time_step_fractions": ([0.1, 0.2], [0.1, 0.8], masks, {"progressive__num_time_steps": 2}),
+    "progressive.mask_token_id": (22, 23, weights, HIDING),
+    "progressive.seed": (0, 1, weights, {}),
+}
+
+
+def test_the_table_has_every_key() -> None:
+    keys = {
+        f"{name}.{attribute.name}"
+        for name, cls in SECTIONS.items()
+        for attribute in attrs.fields(cls)
+        if attribute.name != "progressive"
+    }
+    assert keys == set(TABLE)
+
+
+@pytest.mark.parametrize("key", TABLE)
+def test_two_values_of_a_key_differ_in_what_is_seen(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second, observe, options = TABLE[key]
+    option = key.replace(".", "__")
+    seen = [observe(small(**{**options, option: value})) for value in (first, second)]
+    assert seen[0] != seen[1]
+    # And not because two runs differ anyway.
+    assert observe(small(**{**options, option: first})) == seen[0]

@@ -1,0 +1,374 @@
+"""The phase ``progressive`` in whole runs: the conformance suite, and what the phase promises beyond it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from arb_ternary.config.run import CheckpointConfig, RunConfig
+from arb_ternary.errors import ConfigError
+from arb_ternary.models.generate import generate
+from arb_ternary.run.checkpoint import CheckpointStore, read_checkpoint
+from arb_ternary.run.directory import RunDirectory
+from arb_ternary.run.metrics import read_metrics
+from arb_ternary.run.progress import Silent
+from arb_ternary.run.restore import load_run, measure
+from arb_ternary.run.runner import RunRequest, train
+from arb_ternary.testing import PhaseSuite
+from arb_ternary.testing.component import make_choice
+from arb_ternary_progressive.builder import ProgressiveRackBuilder
+from arb_ternary_progressive.config import ProgressiveConfig
+from arb_ternary_progressive.history import StackRecord
+from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+
+SMALL = {"width": 32, "layers": 1, "heads": 2, "max_length": 32, "group_size": 32}
+TERNARY = {"name": "decoder", **SMALL}
+FLOAT = {"name": "decoder", **SMALL, "activations": "float", "float_parts": ["embedding", "head", "norms", "linears"]}
+FLOAT.pop("group_size")
+STEPS = {"target_stacks": 3, "steps_per_stack": 2, "batch_size": 2, "block_size": 8, "eval_every": 2, "eval_batches": 1}
+
+
+class TestTernary(PhaseSuite):
+    component = "progressive"
+    options = STEPS
+
+
+class TestFloat(PhaseSuite):
+    component = "progressive"
+    options: ClassVar[Any] = {**STEPS, "target_stacks": 2, "cache_dtype": "int8", "lr": 0.01}
+    steps = 4
+    run: ClassVar[Any] = {"model": FLOAT, "optimizer": {"name": "adamw"}}
+
+
+class TestQlora(PhaseSuite):
+    """Adapters of both sets learn in the trunk, under ternary stacks."""
+
+    component = "progressive"
+    options: ClassVar[Any] = {
+        **STEPS,
+        "target_stacks": 2,
+        "trunk_strategy": "qlora",
+        "qlora_enabled": True,
+        "qlora_rank": 2,
+        "progressive_qlora": True,
+        "progressive_qlora_rank": 1,
+    }
+    steps = 4
+    run: ClassVar[Any] = {
+        "optimizer": {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.01}}
+    }
+
+
+class TestPrependedWithTimeAsInput(PhaseSuite):
+    """From right to left, with hidden tokens and a time that is drawn."""
+
+    component = "progressive"
+    options: ClassVar[Any] = {
+        **STEPS,
+        "target_stacks": 2,
+        "building_mode": "prepend",
+        "time_interpretation": "input",
+        "time_embedding_dim": 8,
+        "gradient_accumulation_steps": 2,
+    }
+    steps = 4
+    run: ClassVar[Any] = {"model": {**TERNARY, "causal": False}, "masking": {"name": "time_step"}}
+
+
+class TestCacheOnDisk(PhaseSuite):
+    """What a run that was killed left in the cache's folder is used by the one that continues it."""
+
+    component = "progressive"
+    steps = 4
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        if not hasattr(type(self), "folder"):
+            type(self).folder = tmp_path_factory.mktemp("cache")
+        type(self).options = {**STEPS, "target_stacks": 2, "cache_folder": str(type(self).folder)}  # type: ignore[misc]
+
+    folder: ClassVar[Path]
+    options: ClassVar[Any] = {}
+
+
+# --- what is trained and what is not ---------------------------------------------------------------------------------
+
+
+def run_config(folder: Path, options: dict[str, Any], every: int = 1, **parts: Any) -> RunConfig:
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n}: the quick brown fox, {n * n % 97} lazy dogs\n" for n in range(16)))
+    chosen = {
+        "data": {"name": "text", "path": str(text)},
+        "model": TERNARY,
+        "masking": {"name": "causal"},
+        "optimizer": {"name": "scaled_votes"},
+        **parts,
+    }
+    made = {kind: make_choice(kind, part["name"], _without_name(part)) for kind, part in chosen.items()}
+    phase = make_choice("phase", "progressive", {**STEPS, "eval_every": 0, **options})
+    return RunConfig(name="grown", seed=5, phases=(phase,), checkpoint=CheckpointConfig(every=every, keep=100), **made)
+
+
+def _without_name(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "name"}
+
+
+def grow(folder: Path, options: dict[str, Any], every: int = 1, **parts: Any) -> RunDirectory:
+    folder.mkdir(exist_ok=True)
+    config = run_config(folder, options, every, **parts)
+    train(config, RunRequest(directory=folder / "run", backend="torch", reporter=Silent))
+    return RunDirectory(folder / "run")
+
+
+def weights(run: RunDirectory, step: int) -> dict[str, Tensor]:
+    return dict(read_checkpoint(run.checkpoints / f"step-{step:08d}").model)
+
+
+def changed(run: RunDirectory, first: int, last: int) -> set[str]:
+    """Names of the tensors that differ between the checkpoints of two steps, among those that both have."""
+    before, after = weights(run, first), weights(run, last)
+    return {name for name in before if name in after and not torch.equal(before[name], after[name])}
+
+
+def stack_of(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("blocks.") else name.split(".")[0]
+
+
+@pytest.mark.parametrize("model", [TERNARY, FLOAT], ids=["ternary", "float"])
+def test_an_appended_stack_learns_with_the_output_end_and_the_frozen_trunk_stays_bit_for_bit(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    optimizer = {"name": "adamw"} if model is FLOAT else {"name": "scaled_votes"}
+    run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 3}, model=model, optimizer=optimizer)
+    assert {stack_of(name) for name in changed(run, 1, 3)} >= {"embedding", "blocks.0", "head"}
+    parts = {stack_of(name) for name in changed(run, 4, 6)}
+    assert {"blocks.1", "head"} <= parts <= {"blocks.1", "head", "final_norm"}
+    assert not {name for name in changed(run, 3, 6) if stack_of(name) in ("embedding", "blocks.0")}
+
+
+def test_a_prepended_stack_learns_with_the_embedding_and_what_lies_above_stays_bit_for_bit(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 3, "building_mode": "prepend"})
+    assert {stack_of(name) for name in changed(run, 4, 6)} == {"embedding", "blocks.1"}
+    assert {stack_of(name) for name in changed(run, 3, 6)} == {"embedding"}
+    assert [entry["id"] for entry in _structure(run)["stacks"]] == [1, 0]
+
+
+def _structure(run: RunDirectory) -> dict[str, Any]:
+    structure: dict[str, Any] = read_checkpoint(CheckpointStore(run.checkpoints).latest()).state["structures"][0]
+    return structure
+
+
+@pytest.mark.parametrize("building_mode", ["append", "prepend"])
+def test_a_shared_table_belongs_to_the_trunk(tmp_path: Path, building_mode: str) -> None:
+    model = {**TERNARY, "tie_embeddings": True}
+    run = grow(tmp_path, {"target_stacks": 2, "building_mode": building_mode}, model=model)
+    assert {stack_of(name) for name in changed(run, 3, 4)} == {"blocks.1"}
+    assert "embedding" in {stack_of(name) for name in changed(run, 1, 2)}
+
+
+def test_of_a_qlora_trunk_only_adapters_change_and_all_of_them_do(tmp_path: Path) -> None:
+    run = grow(
+        tmp_path, TestQlora.options | {"steps_per_stack": 4, "eval_every": 0}, optimizer=TestQlora.run["optimizer"]
+    )
+    trunk = {name for name in changed(run, 5, 8) if stack_of(name) == "blocks.0"}
+    assert trunk
+    assert all(".adapters." in name for name in trunk)
+    for part in ("attention", "feed_forward"):
+        for adapters in ("stack", "progressive"):
+            assert any(f".{part}." in name and f".adapters.{adapters}." in name for name in trunk)
+    assert "embedding" not in {stack_of(name) for name in changed(run, 4, 8)}
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [TERNARY, FLOAT], ids=["ternary", "float"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_run_with_the_cache_equals_one_that_recomputes(tmp_path: Path, model: dict[str, Any], dtype: str) -> None:
+    optimizer = {"name": "adamw", "lr": 0.01} if model is FLOAT else {"name": "scaled_votes"}
+    options = {"cache_dtype": dtype, "epochs_per_stack": 2, "steps_per_stack": None, "batch_size": 16}
+    # Rows of three samples, so that most are evicted before they are asked for again.
+    few = {"cache_bytes": 3 * 4 * 8 * 32}
+    runs = [
+        grow(tmp_path / name, options | more, every=0, model=model, optimizer=optimizer)
+        for name, more in (("with", {}), ("without", {"cache_activations": False}), ("few", few))
+    ]
+    ends = [read_checkpoint(CheckpointStore(run.checkpoints).latest()) for run in runs]
+    for other, run in zip(ends[1:], runs[1:], strict=True):
+        assert all(torch.equal(ends[0].model[name], other.model[name]) for name in ends[0].model)
+        assert run.metrics_file.read_bytes() == runs[0].metrics_file.read_bytes()
+    log = (runs[0].path / "logs" / "train.log").read_text()
+    assert "evicted" in log
+    # Two shuffled passes for each of the stacks 1 and 2: no sample is missed twice.
+    asked = re.findall(r"cache: ([\d,]+) hits of ([\d,]+), ([\d,]+) samples", log)
+    assert len(asked) == 2
+    for found in asked:
+        hits, total, samples = (int(number.replace(",", "")) for number in found)
+        assert total - hits == samples == (len(train_stream(tmp_path / "with")) - 1) // 8
+
+
+def train_stream(folder: Path) -> Any:
+    return make_choice("data", "text", {"path": str(folder / "text.txt")}).build().train
+
+
+def test_with_a_time_for_each_sample_too(tmp_path: Path) -> None:
+    options = {
+        "target_stacks": 2,
+        "steps_per_stack": 8,
+        "batch_size": 16,
+        "time_interpretation": "input",
+        "time_sampling": "sample",
+        "time_embedding_dim": 8,
+    }
+    parts = {
+        "model": {**FLOAT, "causal": False},
+        "optimizer": {"name": "adamw"},
+        "masking": {"name": "time_step", "time_interpretation": "input", "time_sampling": "sample"},
+    }
+    runs = [
+        grow(tmp_path / name, options | more, every=0, **parts)
+        for name, more in (("with", {}), ("without", {"cache_activations": False}))
+    ]
+    ends = [read_checkpoint(CheckpointStore(run.checkpoints).latest()).model for run in runs]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_where_there_is_nothing_to_cache_it_says_so(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1, "building_mode": "prepend"})
+    log = (run.path / "logs" / "train.log").read_text()
+    assert "stack 0: the activation cache" not in log
+    assert "stack 1: the activation cache is not used: the new stack lies below the trunk" in log
+
+
+# --- what it leaves --------------------------------------------------------------------------------------------------
+
+
+def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"steps_per_stack": 3, "lr": 0.001}, model=FLOAT, optimizer={"name": "adamw"})
+    records = read_metrics(run.metrics_file)
+    entries = [StackRecord.from_json(_fields(record)) for record in records if record["event"] == "stack"]
+    assert [(entry.index, entry.stack_id, entry.position, entry.trunk) for entry in entries] == [
+        (0, 0, 0, "none"),
+        (1, 1, 1, "frozen"),
+        (2, 2, 2, "frozen"),
+    ]
+    losses = [[record["loss"] for record in records if record.get("stack") == stack] for stack in range(3)]
+    for entry, found in zip(entries, losses, strict=True):
+        assert (entry.steps, entry.first_loss, entry.last_loss) == (3, found[0], found[-1])
+        assert entry.mean_loss == pytest.approx(sum(found) / 3)
+        assert entry.tokens == 3 * 2 * 8
+        assert (entry.precision, entry.blocks) == ("full", 1)
+
+
+def _fields(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key in {each.name for each in attrs.fields(StackRecord)}}
+
+
+def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1})
+    before = load_run(run.checkpoints / "step-00000001")
+    builder = ProgressiveRackBuilder.from_decoder(before.model, ProgressiveConfig(new_stack_precision="ternary"))
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        wanted = before.model(tokens)
+        builder.append_stack(n_blocks=2)
+        assert torch.equal(builder.build_rack()(tokens), wanted)
+
+
+def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend"})
+    trained = load_run(run.path)
+    report = json.loads(run.result_file.read_text())
+    assert measure(trained)[1].loss == report["validation_loss"]
+    drawn = list(generate(trained.model, [1, 2, 3], max_new_tokens=40, temperature=0))  # type: ignore[arg-type]
+    tokens = torch.tensor([[1, 2, 3, *drawn[:20]]])
+    with torch.no_grad():
+        likeliest = trained.model(tokens)[0].argmax(dim=-1).tolist()
+    assert likeliest[2:22] == drawn[:20]
+    folder = tmp_path / "more"
+    folder.mkdir()
+    config = run_config(folder, {"target_stacks": 2})
+    more = make_choice("phase", "progressive", {**STEPS, "target_stacks": 3, "train_first": False})
+    end = make_choice("phase", "standard", {"steps": 2, "batch_size": 2, "block_size": 8})
+    config = attrs.evolve(config, phases=(*config.phases, more, end))
+    result = train(config, RunRequest(directory=folder / "run", backend="torch", reporter=Silent))
+    assert [phase["steps"] for phase in result.phases] == [4, 2, 2]
+    again = RunDirectory(folder / "run")
+    assert {stack_of(name) for name in changed(again, 6, 8)} >= {"embedding", "blocks.0", "blocks.1", "blocks.2"}
+    assert measure(load_run(again.path))[1].loss == result.validation_loss
+
+
+@pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "ternary", "qlora"])
+def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precision: str) -> None:
+    optimizer = TestQlora.run["optimizer"]
+    options = {"target_stacks": 2, "new_stack_precision": precision, "qlora_rank": 2, "steps_per_stack": 2}
+    model = {**TERNARY, "float_parts": ["head"]}
+    # While a float stack is trained nothing ternary learns: the optimizer's part for it rests.
+    run = grow(tmp_path, options, model=model, optimizer=optimizer)
+    assert [entry["precision"] for entry in _structure(run)["stacks"]] == ["ternary", precision]
+    assert "blocks.1" in {stack_of(name) for name in changed(run, 3, 4)}
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_has_the_options_of_the_config_in_python_with_the_same_defaults() -> None:
+    here, there = (attrs.fields_dict(each) for each in (ProgressivePhaseConfig, ProgressiveConfig))
+    own = {"enabled", "training_objective", "seed", "mask_token_id", "time_step_fractions"}
+    assert set(there) - set(here) == own
+    different = {name for name in set(there) & set(here) if here[name].default != there[name].default}
+    assert different == {"blocks_per_stack", "new_stack_precision"}  # null = as the model that it grows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps_per_stack": 3, "epochs_per_stack": 1}, "no effect beside 'steps_per_stack'"),
+        ({"target_stacks": 13}, "at most 'max_stacks'; 13"),
+        ({"trunk_strategy": "qlora"}, "there are none"),
+        ({"new_stack_precision": "nvfp4"}, "nvfp4 cannot learn"),
+        ({"steps_per_stack": 3, "warmup_steps": 4}, "at most 'steps'; 4"),
+        ({"stack_time_mapping": "custom"}, "needs a function"),
+        ({"trunk_stratgy": "frozen"}, "trunk_strategy"),
+    ],
+)
+def test_options_that_contradict_each_other_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_choice("phase", "progressive", options)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts", "message"),
+    [
+        ({"target_stacks": 1, "train_first": False}, {}, "nothing to train"),
+        ({"time_interpretation": "input", "time_embedding_dim": 8, "time_sampling": "sample"}, {}, "draws none"),
+        (
+            {"time_interpretation": "input", "time_embedding_dim": 8, "num_time_steps": 4},
+            {"masking": {"name": "time_step"}},
+            "4 time steps enter the model",
+        ),
+        ({"epochs_per_stack": 1, "steps_per_stack": None, "warmup_steps": 1000}, {}, "'warmup_steps'"),
+    ],
+)
+def test_what_a_run_cannot_do_is_an_error_that_names_the_option(
+    tmp_path: Path, options: dict[str, Any], parts: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        grow(tmp_path, options, **parts)
+    assert message in str(refused.value)
+    assert "phases[0]" in str(refused.value)
+
+
+def test_an_epoch_has_every_sample_once(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"target_stacks": 1, "epochs_per_stack": 1, "steps_per_stack": None, "batch_size": 7})
+    (entry,) = [record for record in read_metrics(run.metrics_file) if record["event"] == "stack"]
+    assert entry["steps"] == math.ceil(((len(train_stream(tmp_path)) - 1) // 8) / 7)
