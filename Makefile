@@ -1,4 +1,4 @@
-# A fresh clone needs Python 3.11 or newer, gcc and make; everything else goes into .venv.
+# A fresh clone needs Python 3.11 or newer, gcc (g++ for the native backend) and make; everything else goes into .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 TORCH := $(shell grep '^torch==' requirements-dev.txt)
 PROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml backends/*/pyproject.toml)
+NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
 
-.PHONY: demo test lint docs generate bench gpu clean
+.PHONY: demo test lint docs generate bench gpu sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
@@ -44,6 +45,10 @@ bench: $(VENV)/runtime
 gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m gpu
 
+# The native kernels and their tests with AddressSanitizer and UndefinedBehaviorSanitizer, and random arguments.
+sanitize: $(VENV)/dev
+	$(MAKE) -C backends/arb-ternary-cpu BIN="$(abspath $(BIN))" sanitize
+
 clean:
 	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -60,6 +65,12 @@ $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	$(PIP) --no-build-isolation --editable core
 	touch $@
 
-$(VENV)/dev: $(VENV)/runtime requirements-dev.txt
-	$(PIP) --no-build-isolation --requirement requirements-dev.txt
+# The native backend is compiled here, in about half a minute of a processor's time, with tools that come from pip.
+# Where there is no C++ compiler it is left out, and its tests with it.
+COMPILER := $(firstword $(foreach name,c++ g++ clang++,$(shell command -v $(name))))
+$(VENV)/dev: $(VENV)/runtime requirements-dev.txt $(NATIVE)
+	$(if $(COMPILER),,@echo "No C++ compiler: backends/arb-ternary-cpu is not built and not tested. Install g++ for it.")
+	$(PIP) $$(grep -E '^(cmake|nanobind|ninja|scikit-build-core)[>=]' requirements-dev.txt)
+	grep -v $(if $(COMPILER),'^$$','^-e backends/arb-ternary-cpu') requirements-dev.txt > $(VENV)/requirements.txt
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --requirement $(VENV)/requirements.txt
 	touch $@

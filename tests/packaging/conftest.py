@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +31,11 @@ class Project:
     def name(self) -> str:
         return str(self.metadata["name"])
 
+    @property
+    def native(self) -> bool:
+        """Whether it has an extension module, which is compiled when its wheel is built."""
+        return (self.folder / "CMakeLists.txt").exists()
+
 
 def _projects() -> dict[str, Project]:
     files = [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml"]
@@ -51,21 +58,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Project], Path]:
-    """Builds the wheel of a distribution, each once a session."""
-    folder = tmp_path_factory.mktemp("wheels")
-    built: dict[str, Path] = {}
+def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[Project], Path]:
+    """Builds the wheel of a distribution, each once a session: workers share them, and none builds where one does.
+
+    A native distribution is compiled in the folder of its editable installation, so that only what is new is compiled.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "wheels"
+    folder.mkdir(exist_ok=True)
 
     def build(project: Project) -> Path:
-        if project.name not in built:
-            out = folder / project.name
-            command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
-            done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-            (built[project.name],) = out.iterdir()
-        return built[project.name]
+        if project.native and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+            pytest.skip("a native distribution needs a C++ compiler")
+        out = folder / project.name
+        with (folder / f"{project.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not out.exists():
+                command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
+                done = subprocess.run(
+                    command, cwd=project.folder, env=_with_tools(), capture_output=True, text=True, check=False
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+        (wheel,) = out.iterdir()
+        return wheel
 
     return build
+
+
+def _with_tools() -> dict[str, str]:
+    """The environment with the tools of this interpreter's own environment first, as where it is activated."""
+    scripts = sysconfig.get_path("scripts")
+    return {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 @frozen

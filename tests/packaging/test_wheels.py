@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sysconfig
 import zipfile
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -16,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 CORE, METAPACKAGE = "arb-ternary-core", "arb-ternary"
 PLUGIN, COMPONENT = "arb-ternary-signgsd", "signgsd"
+BACKEND = "arb-ternary-cpu"
 
 CONFIG = """\
 name: packaged
@@ -51,12 +53,21 @@ def test_a_wheel_holds_every_file_of_its_package_and_nothing_else(project: Any, 
     names, _, _ = read_wheel(wheels(project))
     sources = project.folder / "src"
     packaged = {name for name in names if ".dist-info/" not in name}
+    folders = [] if project.name == METAPACKAGE else [file.parent for file in sources.glob("*/__init__.py")]
     expected = {
         file.relative_to(sources).as_posix()
-        for file in sources.rglob("*")
-        if file.is_file() and file.suffix != ".pyc" and project.name != METAPACKAGE
+        for folder in folders
+        for file in folder.rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
     }
+    if project.native:  # what is compiled is in the wheel, and what it was compiled from is not
+        expected |= {f"{folder.name}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for folder in folders}
     assert packaged == expected
+
+
+def test_a_wheel_is_for_every_machine_unless_it_holds_machine_code(project: Any, wheels: Callable[..., Path]) -> None:
+    *_, platform = wheels(project).stem.split("-")
+    assert (platform == "any") == (not project.native)
 
 
 def test_a_wheel_holds_the_licence(project: Any, wheels: Callable[..., Path]) -> None:
@@ -178,3 +189,18 @@ def test_the_metapackage_installs_the_command(
     clean_environment.pip("check")
     version = read_wheel(wheels(projects[CORE]))[1]["Version"]
     assert clean_environment.arb("--version", cwd=tmp_path).stdout.startswith(f"arb {version}")
+
+
+def test_a_native_backend_that_is_installed_trains_by_default(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    clean_environment.install(wheels(projects[CORE]))
+    clean_environment.install(wheels(projects[BACKEND]))
+    clean_environment.pip("check")
+    config = write_config(tmp_path, "sign_votes")
+    trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["backend"] == {"name": "cpu", "source": "default"}
+    place = clean_environment.run("import arb_ternary_cpu._native as n; print(n.__file__)", cwd=tmp_path)
+    assert place.startswith(str(tmp_path)), "the editable installation was imported"

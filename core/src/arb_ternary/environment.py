@@ -50,6 +50,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     ),
     Variable("ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"),
     Variable("ARB_TERNARY_DECODE_CACHE_MB", "256", "MiB of decoded weights that the torch backend keeps; 0 keeps none"),
+    Variable("ARB_TERNARY_CPU_ISA", "", "instruction set of the `cpu` backend; an empty one takes the fastest"),
     Variable("CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"),
 )
 

@@ -1,18 +1,23 @@
-"""The decode cache changes no bit and keeps its budget."""
+"""The decode cache of the torch backend changes no bit and keeps its budget."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.decode_cache import CACHE
+from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import UsageProblem
 
 
 @pytest.fixture(autouse=True)
-def _empty_cache() -> None:
+def _empty_cache_of_the_backend_that_has_it() -> Iterator[None]:
     CACHE.clear()
+    with use_backend("torch"):
+        yield
 
 
 def test_a_changed_weight_is_decoded_again() -> None:

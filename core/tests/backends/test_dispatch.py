@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.backends import dispatch, reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
+from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import EnvironmentProblem
 
 
@@ -48,11 +49,12 @@ def wide(own_votes: bool) -> Wide:
 
 
 @pytest.fixture(params=[False, True], ids=["votes of the reference", "votes of its own"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wide:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wide]:
     made = wide(request.param)
     for module in ("arb_ternary.backends.dispatch", "arb_ternary.ternary.module"):
         monkeypatch.setattr(f"{module}.get_backend", lambda name: reference.build() if name == "torch" else made)
-    return made
+    with use_backend("torch"):  # of modules that name none
+        yield made
 
 
 def vote_bits(backend: Wide) -> list[int]:

@@ -13,6 +13,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
+from arb_ternary.backends.select import candidates, current_backend, use_backend
 from arb_ternary.ternary.control import MICRO, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 
@@ -27,6 +28,7 @@ def scale_votes(module: TernaryModule, integer: bool = False) -> None:
 
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
+every_backend = pytest.mark.parametrize("backend", [found.name for found in candidates() if found.usable])
 Arguments = tuple[Any, ...]
 
 
@@ -54,7 +56,7 @@ def linear_arguments(activations: str, gradients: str, bias: bool = True, scaled
         8,
         activations,
         gradients,
-        "torch",
+        layer.backend,
     )
 
 
@@ -83,7 +85,7 @@ def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
         8,
         torch.float32,
         "float",
-        "torch",
+        table.backend,
     )
 
 
@@ -92,19 +94,19 @@ def vote_arguments(embedding: bool) -> Arguments:
         arguments = embedding_arguments("correlation")
         ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
         rest = (*arguments[6:9], arguments[12], *arguments[13:17])
-        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *rest, "torch")
+        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *rest, arguments[-1])
     arguments = linear_arguments("int8", "int8")
     packed, votes, exponent_votes, stats, control = (arguments[i] for i in (2, 5, 6, 7, 11))
-    return (*int8_operands(), packed, votes, exponent_votes, stats, control, *arguments[12:16], "torch")
+    return (*int8_operands(), packed, votes, exponent_votes, stats, control, *arguments[12:16], arguments[-1])
 
 
 def scaled_vote_arguments(embedding: bool) -> Arguments:
     if embedding:
         arguments = embedding_arguments("residual", scaled=True)
         ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
-        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *arguments[8:17], "torch")
+        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *arguments[8:17], arguments[-1])
     arguments = linear_arguments("int8", "int8", scaled=True)
-    return (*int8_operands(), arguments[2], *arguments[5:16], "torch")
+    return (*int8_operands(), arguments[2], *arguments[5:16], arguments[-1])
 
 
 def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +116,7 @@ def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
 
 def input_gradient_arguments() -> Arguments:
     arguments = linear_arguments("int8", "int8")
-    return (torch.randn(6, 33), None, arguments[2], arguments[3], 33, 40, 32, torch.float32, "torch")
+    return (torch.randn(6, 33), None, arguments[2], arguments[3], 33, 40, 32, torch.float32, arguments[-1])
 
 
 def bias_arguments() -> Arguments:
@@ -134,16 +136,19 @@ CASES: dict[str, Callable[[], Arguments]] = {
     "cast_votes": lambda: vote_arguments(embedding=False),
     "cast_embedding_votes": lambda: vote_arguments(embedding=True),
     "linear_grad_input": input_gradient_arguments,
-    "quantize_gradient": lambda: (torch.randn(3, 4), torch.tensor([1, 2, 3, 4]), 0, "torch"),
+    "quantize_gradient": lambda: (torch.randn(3, 4), torch.tensor([1, 2, 3, 4]), 0, current_backend()),
     "bias": bias_arguments,
     "cast_bias_votes": lambda: (torch.randn(5), torch.zeros(5, dtype=torch.int8)),
 }
 
 
+@every_backend
 @pytest.mark.parametrize("case", CASES)
-def test_opcheck_accepts(case: str) -> None:
+def test_opcheck_accepts(case: str, backend: str) -> None:
     op = getattr(torch.ops.arb_ternary, case.split("[")[0]).default
-    assert set(torch.library.opcheck(op, CASES[case]()).values()) == {"SUCCESS"}
+    with use_backend(backend):
+        arguments = CASES[case]()
+    assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
 
 
 def test_every_op_of_the_namespace_is_checked() -> None:
@@ -165,13 +170,15 @@ class Model(nn.Module):
         return self.head(torch.relu(self.hidden(x)) + self.hidden(torch.relu(x)))
 
 
+@every_backend
 @pytest.mark.parametrize(("activations", "gradients"), MODES)
-def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str, gradients: str) -> None:
+def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str, gradients: str, backend: str) -> None:
     ids = torch.randint(0, 30, (4, 7))
     states = []
     for compiled in (False, True):
         torch.manual_seed(1)
-        model = Model(activations, gradients)
+        with use_backend(backend):
+            model = Model(activations, gradients)
         run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
         for _ in range(3):
             run(ids).square().sum().backward()
@@ -181,15 +188,19 @@ def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str
     assert int(states[0]["hidden.votes"].abs().sum()) > 0
 
 
+@every_backend
 @pytest.mark.parametrize("integer", [False, True])
-def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_when_they_change(integer: bool) -> None:
+def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_when_they_change(
+    integer: bool, backend: str
+) -> None:
     ids = torch.randint(0, 30, (4, 7))
     states = []
     for compiled in (False, True):
         torch.manual_seed(1)
         torch._dynamo.reset()
         graphs = CompileCounterWithBackend("aot_eager")
-        model = Model("int8", "int8")
+        with use_backend(backend):
+            model = Model("int8", "int8")
         for _, module in ternary_modules(model):
             scale_votes(module, integer)
         run = torch.compile(model, fullgraph=True, backend=graphs) if compiled else model

@@ -13,6 +13,13 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.surface import HOOKS, NOUNS, OBSERVATION, REGISTRATION, describe_hooks
 
 SOURCE = Path(arb_ternary.__file__).parent
+WORKSPACE = Path(__file__).parents[3]
+#: Core's modules and those of every other distribution of this repository: they share one list of variables.
+MODULES = sorted(
+    path
+    for folder in (SOURCE, *WORKSPACE.glob("plugins/*/src"), *WORKSPACE.glob("backends/*/src"))
+    for path in folder.rglob("*.py")
+)
 
 
 def test_the_hook_surface_is_the_published_one():
@@ -64,9 +71,9 @@ def calls_and_attributes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(path.parts[-3:]))
 def test_variables_are_read_in_one_module_only(path):
-    if path.name == "environment.py" or "templates" in path.parts:
+    if path == SOURCE / "environment.py" or "templates" in path.parts:
         return
     for node in calls_and_attributes(path):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -75,7 +82,7 @@ def test_variables_are_read_in_one_module_only(path):
 
 def names_read() -> dict[str, Path]:
     found = {}
-    for path in SOURCE.rglob("*.py"):
+    for path in MODULES:
         constants = {}
         for node in calls_and_attributes(path):
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):

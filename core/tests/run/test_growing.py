@@ -83,7 +83,7 @@ PHASES = (
 
 @pytest.mark.parametrize("stop", [2, 4, 8])
 def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
-    tiny: Any, files_in: Any, install_plugin: Any, monkeypatch: pytest.MonkeyPatch, stop: int
+    tiny: Any, files_in: Any, install_plugin: Any, stop: int
 ) -> None:
     from arb_ternary.run.context import RunContext
 
@@ -97,11 +97,11 @@ def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
         if self.step == stop:
             self.stop.set("a test")
 
-    monkeypatch.setattr(RunContext, "record_step", stopping)
-    with pytest.raises(Interrupted):
-        tiny.run("stopped", *overrides)
-    monkeypatch.undo()
-    install_plugin("growing", PLUGIN)
+    # Not the test's own monkeypatch: undoing that would bring back what `install_plugin` hides.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunContext, "record_step", stopping)
+        with pytest.raises(Interrupted):
+            tiny.run("stopped", *overrides)
     resumed, _ = tiny.run("stopped", *overrides, resume="auto")
     assert files_in(resumed.path) == files_in(whole.path)
     trained = load_run(whole.path)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from arb_ternary import hookimpl
+from arb_ternary.backends.select import current_backend
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary.run import build
 from arb_ternary.run.checkpoint import CheckpointStore, read_checkpoint
@@ -154,7 +155,7 @@ def test_a_run_directory_holds_what_is_needed_to_repeat_and_to_use_the_run(tiny:
     run, report = tiny.run("run")
     record = run.record()
     assert record["seed"] == 3
-    assert record["backend"] == {"name": "torch", "source": "default"}
+    assert record["backend"] == {"name": current_backend(), "source": "default"}
     assert record["versions"]["torch"] == torch.__version__ or record["versions"]["torch"] in torch.__version__
     assert json.loads(run.tokenizer_file.read_text())["kind"] == "characters"
     result = json.loads(run.result_file.read_text())

@@ -1,0 +1,209 @@
+def usable_isas() -> list[str]: ...
+def isa_index(name: str) -> int: ...
+
+# --- limits of the machine --------------------------------------------------------------------------------------------
+
+def read_words(isa: int, threads: int, address: int, words: int, /) -> int: ...
+def int8_peak(isa: int, threads: int, seconds: float, /) -> float: ...
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+class Weight:
+    """A weight, its accumulators and where statistics go; addresses, 0 for none."""
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        group_size: int,
+        bits: int,
+        packed: int,
+        votes: int,
+        exponent_votes: int,
+        stats: int,
+        scale: int,
+        /,
+    ) -> None: ...
+
+class Scaled:
+    """The rule of scaled votes."""
+
+    def __init__(
+        self,
+        magnitudes: int,
+        vote_scale: int,
+        shifts: bool,
+        limit: int,
+        exponent_shift: int,
+        seed: int,
+        step: int,
+        stream: int,
+        /,
+    ) -> None: ...
+
+def cast_linear(
+    isa: int,
+    threads: int,
+    weight: Weight,
+    scaled: Scaled | None,
+    grad_type: int,
+    grad: int,
+    x_type: int,
+    x: int,
+    tokens: int,
+) -> None: ...
+def cast_lookup(
+    isa: int,
+    threads: int,
+    weight: Weight,
+    scaled: Scaled | None,
+    correlation: int,
+    steps: int,
+    ids: int,
+    grad_type: int,
+    grad: int,
+    tokens: int,
+) -> bool: ...
+def flip_trits(
+    isa: int,
+    threads: int,
+    rows: int,
+    columns: int,
+    bits: int,
+    packed: int,
+    votes: int,
+    threshold: int,
+    leak: int,
+    decay: int,
+    carry: bool,
+    seed: int,
+    step: int,
+    stream: int,
+    /,
+) -> int: ...
+def flip_exponents(
+    isa: int,
+    threads: int,
+    exponent: int,
+    votes: int,
+    origin: int,
+    row_stride: int,
+    group_stride: int,
+    rows: int,
+    groups: int,
+    threshold: int,
+    band: int,
+    leak: int,
+    /,
+) -> int: ...
+def pack_votes(votes: int, rows: int, columns: int, bits: int, out: int, threads: int, /) -> None: ...
+def unpack_votes(stored: int, rows: int, columns: int, bits: int, out: int, threads: int, /) -> None: ...
+
+# --- products ---------------------------------------------------------------------------------------------------------
+# Arguments in order: instruction set, threads, addresses with the sizes of what they point to. Those of a weight are
+# packed, exponent, rows, columns, groups, group_size. An address of 0 stands for None.
+
+largest_spread: int
+
+def pack(threads: int, trits: int, rows: int, columns: int, packed: int, /) -> bool: ...
+def unpack(threads: int, packed: int, rows: int, columns: int, trits: int, /) -> None: ...
+def quantize_rows(
+    isa: int, threads: int, x: int, dtype: int, rows: int, columns: int, q: int, scale: int, /
+) -> None: ...
+def norm_quantize_rows(
+    isa: int, threads: int, x: int, dtype: int, rows: int, columns: int, eps: float, q: int, scale: int, /
+) -> None: ...
+def quantize_gradient(
+    isa: int,
+    threads: int,
+    grad: int,
+    dtype: int,
+    count: int,
+    seed: int,
+    step: int,
+    stream: int,
+    q: int,
+    scale: int,
+    /,
+) -> None: ...
+def linear_int8(
+    isa: int,
+    threads: int,
+    x: int,
+    scale: int,
+    m: int,
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    /,
+) -> int: ...
+def linear_float(
+    isa: int,
+    threads: int,
+    x: int,
+    x_dtype: int,
+    m: int,
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    /,
+) -> None: ...
+def grad_input_int8(
+    isa: int,
+    threads: int,
+    grad: int,
+    scale: int,
+    m: int,
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    out: int,
+    dtype: int,
+    /,
+) -> int: ...
+def grad_input_float(
+    isa: int,
+    threads: int,
+    grad: int,
+    grad_dtype: int,
+    m: int,
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    out: int,
+    dtype: int,
+    /,
+) -> None: ...
+def lookup_rows(
+    isa: int,
+    threads: int,
+    ids: int,
+    count: int,
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    out: int,
+    dtype: int,
+    /,
+) -> int: ...

@@ -1,0 +1,47 @@
+"""The backend: its name, what it promises, and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import field, frozen
+from torch import Tensor
+
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, KernelBackend
+from arb_ternary_cpu import _native, limits, products, votes
+from arb_ternary_cpu.isa import chosen_isa
+
+__all__ = ["CpuBackend", "build"]
+
+
+@frozen
+class CpuBackend:
+    """The native backend for one instruction set.
+
+    Attributes:
+        isa: the instruction set of the kernels.
+    """
+
+    isa: str
+    name: str = "cpu"
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_VOTES})
+    kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
+
+    def probe_read(self, buffer: Tensor) -> int:
+        """Read all of a contiguous uint8 tensor; see :mod:`arb_ternary.run.kernel_bench.probes`."""
+        return limits.read_bytes(_native.isa_index(self.isa), buffer)
+
+    def probe_int8_peak(self, seconds: float) -> float:
+        """Operations a second of the int8 units; see :mod:`arb_ternary.run.kernel_bench.probes`."""
+        return limits.int8_peak(_native.isa_index(self.isa), seconds)
+
+
+def build(isa: str | None = None) -> KernelBackend:
+    """The backend for ``isa``, or for the one that ``ARB_TERNARY_CPU_ISA`` or the processor chooses.
+
+    Raises:
+        UsageProblem, EnvironmentProblem: the instruction set is unknown, or cannot be used here.
+    """
+    chosen = chosen_isa(isa)
+    index = _native.isa_index(chosen)
+    return CpuBackend(chosen, kernels={**products.kernels(index), **votes.kernels(index)})

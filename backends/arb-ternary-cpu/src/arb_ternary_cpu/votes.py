@@ -1,0 +1,398 @@
+"""Votes: gradients turned into integers, integers into flips.
+
+Kernels as functions of tensors, with the signatures of :mod:`arb_ternary.backends.reference`; what they take is checked
+here, what they do is native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, get_num_threads
+
+from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
+from arb_ternary_cpu import _native
+from arb_ternary_cpu.arguments import check_contiguous, check_packed, check_readable, check_shape, packed_shape
+
+__all__ = ["kernels"]
+
+#: Types that the kernels read as they are; other floating-point tensors are converted to float32 first.
+_ELEMENTS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_WORD: Final = (1 << 64) - 1
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _written(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> int:
+    """The address of a tensor that a kernel changes in place."""
+    check_contiguous(tensor, name, dtype, size)
+    return tensor.data_ptr()
+
+
+def kernels(isa: int) -> dict[str, Callable[..., object]]:
+    """The kernels of this module for the instruction set with this index."""
+    chosen: dict[str, Callable[..., object]] = {
+        "cast_votes": _cast_votes,
+        "cast_scaled_votes": _cast_scaled_votes,
+        "embedding_votes": _embedding_votes,
+        "embedding_scaled_votes": _embedding_scaled_votes,
+        "apply_votes": _apply_votes,
+        "apply_scaled_votes": _apply_scaled_votes,
+        "apply_exponent_votes": _apply_exponent_votes,
+    }
+    bound: dict[str, Callable[..., object]] = {op: partial(kernel, isa) for op, kernel in chosen.items()}
+    return {**bound, "pack_votes": _pack_votes, "unpack_votes": _unpack_votes}
+
+
+# --- storage of accumulators -----------------------------------------------------------------------------------------
+
+
+def _row_bytes(columns: int, bits: int) -> int:
+    return {8: columns, 4: -(-columns // 2), 2: -(-columns // 4)}[bits]
+
+
+def _vote_dtype(bits: int) -> torch.dtype:
+    return torch.int8 if bits == 8 else torch.uint8
+
+
+def _stored_size(shape: WeightShape) -> tuple[int, int]:
+    return shape.out_features, _row_bytes(shape.in_features, shape.vote_bits)
+
+
+def _stored(votes: Tensor, shape: WeightShape) -> int:
+    return _written(votes, "votes", _vote_dtype(shape.vote_bits), _stored_size(shape))
+
+
+def _pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
+    _require(bits in VOTE_BITS, f"bits must be one of {VOTE_BITS}, got {bits}")
+    _require(votes_NK.dim() == 2, f"votes must have 2 dimensions, got {votes_NK.dim()}")
+    rows, columns = votes_NK.shape
+    votes = check_readable(votes_NK, "votes", torch.int8, (rows, columns))
+    if bits == 8:
+        return votes.clone(memory_format=torch.contiguous_format)
+    out = torch.empty(rows, _row_bytes(columns, bits), dtype=torch.uint8)
+    _native.pack_votes(votes.data_ptr(), rows, columns, bits, out.data_ptr(), get_num_threads())
+    return out
+
+
+def _unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
+    check_shape(shape)
+    stored = check_readable(votes, "votes", _vote_dtype(shape.vote_bits), _stored_size(shape))
+    if shape.vote_bits == 8:
+        return stored.clone(memory_format=torch.contiguous_format)
+    rows, columns = shape.out_features, shape.in_features
+    out = torch.empty(rows, columns, dtype=torch.int8)
+    _native.unpack_votes(stored.data_ptr(), rows, columns, shape.vote_bits, out.data_ptr(), get_num_threads())
+    return out
+
+
+# --- casting ---------------------------------------------------------------------------------------------------------
+
+
+def _operand(tensor: Tensor, name: str, size: tuple[int, ...]) -> Tensor:
+    """A contiguous operand of a type that the kernels read."""
+    if tensor.dtype not in _ELEMENTS and tensor.is_floating_point():
+        tensor = tensor.to(torch.float32)
+    _require(tensor.dtype in _ELEMENTS, f"{name} must be float or int8, got {tensor.dtype}")
+    return check_readable(tensor, name, tensor.dtype, size)
+
+
+def _unit(scale: Tensor | None) -> int:
+    if scale is None:
+        return 0
+    check_contiguous(scale, "scale", torch.float32, tuple(scale.shape))
+    _require(scale.numel() == 1, f"scale must be one number, got {list(scale.shape)}")
+    return scale.data_ptr()
+
+
+def _weight(
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    shape: WeightShape,
+) -> _native.Weight:
+    check_shape(shape)
+    rows, columns = shape.out_features, shape.in_features
+    _require(check_packed(packed, shape) is packed, "packed must be contiguous")
+    groups = shape.groups if columns else 0
+    learned = 0
+    if exponent_votes is not None:
+        learned = _written(exponent_votes, "exponent_votes", torch.int8, (rows, groups))
+    return _native.Weight(
+        rows,
+        columns,
+        max(shape.group_size, 1),
+        shape.vote_bits,
+        packed.data_ptr(),
+        _stored(votes, shape),
+        learned,
+        _written(stats, "stats", torch.float32, (1 + rows + columns,)),
+        _unit(scale),
+    )
+
+
+def _scaled(
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    vote_limit: int,
+    exponent_shift: int,
+    words: tuple[int, int, int],
+    integer: bool,
+    shape: WeightShape,
+) -> tuple[_native.Scaled, Tensor]:
+    """What the kernels are told about scaled votes, and the factors, which have to live as long."""
+    _require(1 <= vote_limit <= 127 * 256, f"vote_limit must be in 1..{127 * 256}, got {vote_limit}")
+    _require(0 <= exponent_shift <= 31, f"exponent_shift must be in 0..31, got {exponent_shift}")
+    size = shape.out_features + shape.in_features
+    shifts = vote_scale.dtype == torch.int32
+    factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, (size,))
+    _require(integer or not shifts, "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    scaled = _native.Scaled(
+        _written(magnitudes, "magnitudes", torch.float32, (size,)),
+        factors.data_ptr(),
+        shifts,
+        vote_limit,
+        exponent_shift,
+        *(word & _WORD for word in words),
+    )
+    return scaled, factors
+
+
+def _cast_linear(
+    isa: int,
+    weight: _native.Weight,
+    scaled: _native.Scaled | None,
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    shape: WeightShape,
+) -> None:
+    _require(x_MK.dim() == 2, f"x must be [M, K], got {list(x_MK.shape)}")
+    tokens = x_MK.shape[0]
+    grad = _operand(grad_MN, "grad", (tokens, shape.out_features))
+    x = _operand(x_MK, "x", (tokens, shape.in_features))
+    if grad.dtype == torch.int8:
+        _require(x.dtype == torch.int8, f"an int8 gradient needs int8 activations, got {x.dtype}")
+    _native.cast_linear(
+        isa,
+        get_num_threads(),
+        weight,
+        scaled,
+        _ELEMENTS[grad.dtype],
+        grad.data_ptr(),
+        _ELEMENTS[x.dtype],
+        x.data_ptr(),
+        tokens,
+    )
+
+
+def _cast_votes(
+    isa: int,
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    shape: WeightShape,
+) -> None:
+    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
+    _cast_linear(isa, weight, None, grad_MN, x_MK, shape)
+
+
+def _cast_scaled_votes(
+    isa: int,
+    grad_MN: Tensor,
+    x_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    vote_limit: int,
+    exponent_shift: int,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> None:
+    integer = scale is not None and grad_MN.dtype == torch.int8
+    words = (seed, step, stream)
+    scaled, _alive = _scaled(magnitudes, vote_scale, vote_limit, exponent_shift, words, integer, shape)
+    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
+    _cast_linear(isa, weight, scaled, grad_MN, x_MK, shape)
+
+
+def _cast_lookup(
+    isa: int,
+    weight: _native.Weight,
+    scaled: _native.Scaled | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    shape: WeightShape,
+) -> None:
+    _require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
+    tokens = ids_M.shape[0]
+    ids = check_readable(ids_M, "ids", torch.int64, (tokens,))
+    grad = _operand(grad_MK, "grad", (tokens, shape.in_features))
+    size = (shape.out_features, shape.groups if shape.in_features else 0)
+    correlated = (0, 0)
+    if correlation is not None and steps is not None:
+        correlated = (
+            _written(correlation, "correlation", torch.int16, size),
+            _written(steps, "steps", torch.int32, size),
+        )
+    found = _native.cast_lookup(
+        isa,
+        get_num_threads(),
+        weight,
+        scaled,
+        *correlated,
+        ids.data_ptr(),
+        _ELEMENTS[grad.dtype],
+        grad.data_ptr(),
+        tokens,
+    )
+    if not found:
+        raise IndexError(f"ids must be in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+
+
+def _embedding_votes(
+    isa: int,
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    correlation: Tensor | None,
+    steps: Tensor | None,
+    stats: Tensor,
+    shape: WeightShape,
+) -> None:
+    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
+    _cast_lookup(isa, weight, None, correlation, steps, ids_M, grad_MK, shape)
+
+
+def _embedding_scaled_votes(
+    isa: int,
+    ids_M: Tensor,
+    grad_MK: Tensor,
+    scale: Tensor | None,
+    packed: Tensor,
+    votes: Tensor,
+    exponent_votes: Tensor | None,
+    stats: Tensor,
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    vote_limit: int,
+    exponent_shift: int,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> None:
+    integer = scale is not None and grad_MK.dtype == torch.int8
+    words = (seed, step, stream)
+    scaled, _alive = _scaled(magnitudes, vote_scale, vote_limit, exponent_shift, words, integer, shape)
+    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
+    _cast_lookup(isa, weight, scaled, None, None, ids_M, grad_MK, shape)
+
+
+# --- flips -----------------------------------------------------------------------------------------------------------
+
+
+def _flip(
+    isa: int,
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    leak: int,
+    decay: int,
+    carry: bool,
+    words: tuple[int, int, int],
+    shape: WeightShape,
+) -> Tensor:
+    check_shape(shape)
+    _require(
+        1 <= threshold <= shape.largest_vote,
+        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
+    )
+    moved = _native.flip_trits(
+        isa,
+        get_num_threads(),
+        shape.out_features,
+        shape.in_features,
+        shape.vote_bits,
+        _written(packed, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)),
+        _stored(votes, shape),
+        threshold,
+        leak,
+        decay,
+        carry,
+        *(word & _WORD for word in words),
+    )
+    return torch.tensor(moved, dtype=torch.int64)
+
+
+def _apply_votes(isa: int, packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
+    _require(leak >= 0, f"leak must not be negative, got {leak}")
+    return _flip(isa, packed, votes, threshold, min(leak, 128), 0, False, (0, 0, 0), shape)
+
+
+def _apply_scaled_votes(
+    isa: int,
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    decay: int,
+    carry: bool,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> Tensor:
+    _require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
+    return _flip(isa, packed, votes, threshold, 0, decay, bool(carry), (seed, step, stream), shape)
+
+
+def _apply_exponent_votes(
+    isa: int, exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
+) -> Tensor:
+    _require(exponent.dim() == 2, f"exponent must be [N, J], got {tuple(exponent.shape)}")
+    _require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
+    _require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
+    rows, groups = exponent.shape
+    centre = origin.expand(rows, groups)
+    _require(centre.is_cpu and centre.dtype == torch.int8, f"origin must be int8 on the CPU, got {origin.dtype}")
+    row_stride, group_stride = centre.stride()
+    if group_stride not in (0, 1):
+        centre = centre.contiguous()
+        row_stride, group_stride = groups, 1
+    moved = _native.flip_exponents(
+        isa,
+        get_num_threads(),
+        _written(exponent, "exponent", torch.int8, (rows, groups)),
+        _written(exponent_votes, "exponent_votes", torch.int8, (rows, groups)),
+        centre.data_ptr(),
+        row_stride,
+        group_stride,
+        rows,
+        groups,
+        threshold,
+        min(band, 256),
+        min(leak, 128),
+    )
+    return torch.tensor(moved, dtype=torch.int64)

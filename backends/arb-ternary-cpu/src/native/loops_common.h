@@ -1,0 +1,107 @@
+// What the loops share: unrolling, exponents, and elements of any dtype. Included after a simd_<isa>.h, as all
+// loops_*.h are.
+#pragma once
+
+#include <cstring>
+
+#include "products.h"
+
+namespace arb {
+namespace {
+
+constexpr int32_t kCodeMask = 0x03030303;
+constexpr int32_t kInfinityBits = 0x7F800000;
+constexpr int32_t kMagnitudeMask = 0x7FFFFFFF;
+
+// Loops that are unrolled before the compiler decides which arrays live in registers; with a plain `for` gcc keeps the
+// sums of a tile in memory as well.
+template <int I>
+struct Index {
+  static constexpr int value = I;
+};
+
+template <int N, class F>
+[[gnu::always_inline]] inline void unroll(F f) {
+  if constexpr (N > 0) {
+    unroll<N - 1>(f);
+    f(Index<N - 1>{});
+  }
+}
+
+#define ARB_UNROLLED(i) [&](auto i) __attribute__((always_inline))
+
+inline int32_t load_dword(const void* p) {
+  int32_t value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// How far decoding looks ahead; along the rows of the weight, blocks are a page or more apart.
+constexpr int64_t kBlocksAhead = 24;
+
+// The exponents of the 16 rows of a block: one byte of each dword, sign-extended.
+inline V block_exponents(const uint8_t* gathered, int64_t group) {
+  const V four = load(gathered + group / 4 * kBlockBytes);
+  return shift_right_signed<24>(shift_left(four, splat(static_cast<int32_t>(24 - group % 4 * 8))));
+}
+
+inline F power_of_two(V exponent) { return as_float(shift_left<23>(add(exponent, splat(127)))); }
+
+inline const void* element(const void* x, Dtype dtype, int64_t index) {
+  return static_cast<const char*>(x) + index * dtype_size(dtype);
+}
+inline void* element(void* x, Dtype dtype, int64_t index) { return static_cast<char*>(x) + index * dtype_size(dtype); }
+
+inline F load_full(const void* x, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::bfloat16:
+      return as_float(shift_left<16>(widen_u16(x)));
+    case Dtype::float16:
+      return load_half(x);
+    default:
+      return loadf(static_cast<const float*>(x));
+  }
+}
+
+// Sixteen elements, or `count` and zeros.
+inline F load_floats(const void* x, Dtype dtype, int64_t count) {
+  if (count >= 16) return load_full(x, dtype);
+  alignas(64) char padded[64] = {};
+  std::memcpy(padded, x, static_cast<size_t>(count * dtype_size(dtype)));
+  return load_full(padded, dtype);
+}
+
+inline V bfloat16_bits(F f) {
+  const V word = as_bits(f);
+  const V odd = bit_and(shift_right<16>(word), splat(1));
+  const V rounded = shift_right<16>(add(word, add(splat(0x7FFF), odd)));
+  return choose_greater(bit_and(word, splat(kMagnitudeMask)), splat(kInfinityBits), splat(0x7FC0), rounded);
+}
+
+inline void store_full(void* out, Dtype dtype, F f) {
+  switch (dtype) {
+    case Dtype::bfloat16:
+      narrow_16(out, bfloat16_bits(f));
+      break;
+    case Dtype::float16:
+      store_half(out, f);
+      break;
+    default:
+      storef(static_cast<float*>(out), f);
+  }
+}
+
+inline void store_floats(void* out, Dtype dtype, F f, int64_t count) {
+  if (count >= 16) {
+    store_full(out, dtype, f);
+    return;
+  }
+  alignas(64) char whole[64];
+  store_full(whole, dtype, f);
+  std::memcpy(out, whole, static_cast<size_t>(count * dtype_size(dtype)));
+}
+
+}  // namespace
+}  // namespace arb

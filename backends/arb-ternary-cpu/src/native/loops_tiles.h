@@ -1,0 +1,293 @@
+// Products: panels of rows, tiles of a decoded weight, a few rows times a packed one, and results.
+#pragma once
+
+#include "loops_weights.h"
+
+namespace arb {
+namespace {
+
+template <int R>
+inline void pack_int8_rows(const int8_t* x, int64_t stride, int64_t terms, int64_t steps, uint8_t flip,
+                           uint8_t* panel) {
+  const uint32_t flips = 0x01010101u * flip;
+  const int64_t whole = terms / 4;
+  for (int64_t step = 0; step < whole; ++step) {
+    for (int r = 0; r < R; ++r) {
+      const uint32_t four = static_cast<uint32_t>(load_dword(x + r * stride + 4 * step)) ^ flips;
+      std::memcpy(panel + (step * R + r) * 4, &four, 4);
+    }
+  }
+  for (int64_t step = whole; step < steps; ++step) {
+    for (int r = 0; r < R; ++r) {
+      for (int64_t i = 0; i < 4; ++i) {
+        const int64_t term = 4 * step + i;
+        const uint8_t value = term < terms ? static_cast<uint8_t>(x[r * stride + term]) : uint8_t{0};
+        panel[(step * R + r) * 4 + i] = value ^ flip;
+      }
+    }
+  }
+}
+
+void pack_int8(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
+               uint8_t* panel) {
+  switch (rows) {
+    case 1:
+      return pack_int8_rows<1>(x, stride, terms, steps, flip, panel);
+    case 2:
+      return pack_int8_rows<2>(x, stride, terms, steps, flip, panel);
+    case 3:
+      return pack_int8_rows<3>(x, stride, terms, steps, flip, panel);
+    case 4:
+      return pack_int8_rows<4>(x, stride, terms, steps, flip, panel);
+    case 5:
+      return pack_int8_rows<5>(x, stride, terms, steps, flip, panel);
+    case 6:
+      return pack_int8_rows<6>(x, stride, terms, steps, flip, panel);
+    case 7:
+      return pack_int8_rows<7>(x, stride, terms, steps, flip, panel);
+    default:
+      return pack_int8_rows<8>(x, stride, terms, steps, flip, panel);
+  }
+}
+
+void pack_float(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_t terms, int64_t padded, void* to) {
+  float* const panel = static_cast<float*>(to);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < padded; k += 16) {
+      alignas(64) float sixteen[16] = {};
+      if (k < terms) storef(sixteen, load_floats(element(x, dtype, r * stride + k), dtype, terms - k));
+      for (int64_t i = 0; i < smaller(16, padded - k); ++i) panel[(k + i) * rows + r] = sixteen[i];
+    }
+  }
+}
+
+// A panel of few rows leaves too few sums to hide the latency of a product, hence several sets of sums, used in turn.
+template <int R, int S>
+inline void tile_int8_of(int64_t steps, const uint8_t* panel, const int8_t* weights, int32_t* acc) {
+  constexpr int kWanted = 4 * kTileStrips;
+  constexpr int kChains = 4 * R * S <= kWanted ? 4 : (2 * R * S <= kWanted ? 2 : 1);
+  V sums[kChains][R * S];
+  unroll<R * S>(ARB_UNROLLED(i) {
+    sums[0][i.value] = load(acc + i.value * 16);
+    unroll<kChains - 1>(ARB_UNROLLED(c) { sums[c.value + 1][i.value] = zero(); });
+  });
+  // Steps come in fours, those of a block.
+  for (int64_t step = 0; step < steps; step += kChains) {
+    unroll<kChains>(ARB_UNROLLED(c) {
+      V w[S];
+      unroll<S>(ARB_UNROLLED(s) { w[s.value] = load(weights + (c.value * S + s.value) * kBlockBytes); });
+      unroll<R>(ARB_UNROLLED(r) {
+        const V x = splat(load_dword(panel + 4 * (c.value * R + r.value)));
+        unroll<S>(ARB_UNROLLED(s) {
+          V& sum = sums[c.value][r.value * S + s.value];
+          sum = dot(sum, w[s.value], x);
+        });
+      });
+    });
+    weights += kChains * S * kBlockBytes;
+    panel += kChains * R * 4;
+  }
+  unroll<R * S>(ARB_UNROLLED(i) {
+    unroll<kChains - 1>(ARB_UNROLLED(c) { sums[0][i.value] = add(sums[0][i.value], sums[c.value + 1][i.value]); });
+    store(acc + i.value * 16, sums[0][i.value]);
+  });
+}
+
+template <int R, int S>
+inline void tile_float_of(int64_t terms, const float* panel, const float* weights, float* acc) {
+  F sums[R * S];
+  unroll<R * S>(ARB_UNROLLED(i) { sums[i.value] = loadf(acc + i.value * 16); });
+  for (int64_t k = 0; k < terms; ++k) {
+    F w[S];
+    unroll<S>(ARB_UNROLLED(s) { w[s.value] = loadf(weights + s.value * 16); });
+    unroll<R>(ARB_UNROLLED(r) {
+      const F x = splatf(panel[r.value]);
+      unroll<S>(ARB_UNROLLED(s) {
+        F& sum = sums[r.value * S + s.value];
+        sum = fma(w[s.value], x, sum);
+      });
+    });
+    weights += S * 16;
+    panel += R;
+  }
+  unroll<R * S>(ARB_UNROLLED(i) { storef(acc + i.value * 16, sums[i.value]); });
+}
+
+// A panel has at most kTileRows (or kTileRowsFloat) rows; taller tiles would only spill registers.
+template <int R>
+inline void tile_int8_strips(int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips, int32_t* acc) {
+  if constexpr (R <= kTileRows) {
+    if (kTileStrips == 1 || strips == 1) {
+      tile_int8_of<R, 1>(steps, panel, weights, acc);
+    } else {
+      tile_int8_of<R, kTileStrips>(steps, panel, weights, acc);
+    }
+  }
+}
+
+template <int R>
+inline void tile_float_strips(int64_t terms, const void* from, const void* decoded, int64_t strips, float* acc) {
+  const float* const panel = static_cast<const float*>(from);
+  const float* const weights = static_cast<const float*>(decoded);
+  if constexpr (R <= kTileRowsFloat) {
+    if (kTileStrips == 1 || strips == 1) {
+      tile_float_of<R, 1>(terms, panel, weights, acc);
+    } else {
+      tile_float_of<R, kTileStrips>(terms, panel, weights, acc);
+    }
+  }
+}
+
+void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips, int32_t* acc) {
+  switch (rows) {
+    case 1:
+      return tile_int8_strips<1>(steps, panel, weights, strips, acc);
+    case 2:
+      return tile_int8_strips<2>(steps, panel, weights, strips, acc);
+    case 3:
+      return tile_int8_strips<3>(steps, panel, weights, strips, acc);
+    case 4:
+      return tile_int8_strips<4>(steps, panel, weights, strips, acc);
+    case 5:
+      return tile_int8_strips<5>(steps, panel, weights, strips, acc);
+    case 6:
+      return tile_int8_strips<6>(steps, panel, weights, strips, acc);
+    case 7:
+      return tile_int8_strips<7>(steps, panel, weights, strips, acc);
+    default:
+      return tile_int8_strips<8>(steps, panel, weights, strips, acc);
+  }
+}
+
+void tile_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, float* acc) {
+  switch (rows) {
+    case 1:
+      return tile_float_strips<1>(terms, panel, weights, strips, acc);
+    case 2:
+      return tile_float_strips<2>(terms, panel, weights, strips, acc);
+    case 3:
+      return tile_float_strips<3>(terms, panel, weights, strips, acc);
+    case 4:
+      return tile_float_strips<4>(terms, panel, weights, strips, acc);
+    case 5:
+      return tile_float_strips<5>(terms, panel, weights, strips, acc);
+    case 6:
+      return tile_float_strips<6>(terms, panel, weights, strips, acc);
+    case 7:
+      return tile_float_strips<7>(terms, panel, weights, strips, acc);
+    default:
+      return tile_float_strips<8>(terms, panel, weights, strips, acc);
+  }
+}
+
+// Codes of a bit plane: where they are, worth 4**P times as much, if the dot product takes unsigned codes.
+template <int P>
+inline V plane(V block) {
+  if (kUnsignedCodes) return bit_and(block, splat(static_cast<int32_t>(static_cast<uint32_t>(kCodeMask) << 2 * P)));
+  return bit_and(shift_right<2 * P>(block), splat(kCodeMask));
+}
+
+template <int P>
+inline V plane_sum(V sum) {
+  return kUnsignedCodes ? shift_right_signed<2 * P>(sum) : sum;
+}
+
+// Blocks after which the sums of the planes are collected: those of the last are 64 times too large, and 64 blocks of
+// 4 * 2 * 64 * 128 fit in 23 bits.
+constexpr int64_t kRun = 64;
+constexpr int64_t kPrefetchBytes = 16384;
+
+template <int R>
+inline void few_int8_of(const DecodeSource& from, const uint8_t* panel, const int32_t* group_sums, int32_t* acc) {
+  V total[R];
+  unroll<R>(ARB_UNROLLED(r) { total[r.value] = zero(); });
+  const V floors = load(from.floors);
+  const int64_t groups = (from.count + from.blocks_per_group - 1) / from.blocks_per_group;
+  const uint8_t* block = from.blocks;
+  int64_t i = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t stop = smaller(from.count, (group + 1) * from.blocks_per_group);
+    const V shift = sub(block_exponents(from.exponents[0], group), floors);
+    // Both loops run at least once; the compiler copies the sums in every turn of one that may not.
+    do {
+      V sums[R][4];
+      unroll<R>(ARB_UNROLLED(r) { unroll<4>(ARB_UNROLLED(p) { sums[r.value][p.value] = zero(); }); });
+      const int64_t end = smaller(stop, i + kRun);
+      do {
+        const V codes = load(block);
+        prefetch_far(block + kPrefetchBytes);
+        block += kBlockBytes;
+        unroll<4>(ARB_UNROLLED(p) {
+          const V in_place = plane<p.value>(codes);
+          unroll<R>(ARB_UNROLLED(r) {
+            V& sum = sums[r.value][p.value];
+            sum = dot_codes(sum, in_place, splat(load_dword(panel + 4 * (p.value * R + r.value))));
+          });
+        });
+        panel += 4 * R * kStepsPerBlock;
+      } while (++i < end);
+      unroll<R>(ARB_UNROLLED(r) {
+        const V low = add(plane_sum<0>(sums[r.value][0]), plane_sum<1>(sums[r.value][1]));
+        const V high = add(plane_sum<2>(sums[r.value][2]), plane_sum<3>(sums[r.value][3]));
+        total[r.value] = add(total[r.value], shift_left(add(low, high), shift));
+      });
+    } while (i < stop);
+    // Codes are trits plus one.
+    unroll<R>(ARB_UNROLLED(r) {
+      total[r.value] = sub(total[r.value], shift_left(splat(group_sums[r.value * groups + group]), shift));
+    });
+  }
+  unroll<R>(ARB_UNROLLED(r) { store(acc + 16 * r.value, total[r.value]); });
+}
+
+void few_int8(int64_t rows, const DecodeSource& source, const uint8_t* panel, const int32_t* sums, int32_t* acc) {
+  if constexpr (kFewRows > 1) {
+    switch (rows) {
+      case 2:
+        return few_int8_of<2>(source, panel, sums, acc);
+      case 3:
+        return few_int8_of<3>(source, panel, sums, acc);
+      case 4:
+        return few_int8_of<4>(source, panel, sums, acc);
+      default:
+        break;
+    }
+  }
+  few_int8_of<1>(source, panel, sums, acc);
+}
+
+void sum_groups(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* sums) {
+  for (int64_t start = 0; start < terms; start += group_terms) {
+    int32_t sum = 0;
+    for (int64_t k = start; k < smaller(terms, start + group_terms); ++k) sum += x[k];
+    *sums++ = sum;
+  }
+}
+
+void finish_int8(const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes, int64_t count,
+                 const float* row_scale, const float* column_scale, const float* bias, void* out, int64_t out_stride,
+                 Dtype dtype) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const F scale = splatf(row_scale[r]);
+    for (int64_t n = 0; n < count; n += 16) {
+      const F sum = to_float(sub(load(acc + r * lanes + n), load(offset + n)));
+      F y = mulf(mulf(sum, scale), loadf(column_scale + n));
+      if (bias != nullptr) y = addf(y, loadf(bias + n));
+      store_floats(element(out, dtype, r * out_stride + n), dtype, y, count - n);
+    }
+  }
+}
+
+void finish_float(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
+                  int64_t out_stride, Dtype dtype) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t n = 0; n < count; n += 16) {
+      F y = loadf(acc + r * lanes + n);
+      if (bias != nullptr) y = addf(y, loadf(bias + n));
+      store_floats(element(out, dtype, r * out_stride + n), dtype, y, count - n);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace arb

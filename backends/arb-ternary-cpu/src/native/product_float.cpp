@@ -1,0 +1,74 @@
+// Products of float operands, summed in float32.
+#include "product_driver.h"
+#include "product_plan.h"
+
+namespace arb {
+
+namespace {
+
+void float_product(const ProductKernels& kernels, int threads, const Weight& w, const Shape& shape, const void* x,
+                   Dtype x_dtype, const float* bias, const Result& result) {
+  // Products of two bfloat16 are exact in float32, so that there is nothing to be gained by widening them first.
+  const bool as_is = x_dtype == Dtype::bfloat16 && kernels.bfloat16.rows != 0;
+  const FloatLoops& loops = as_is ? kernels.bfloat16 : kernels.float32;
+  threads = shape.threads(threads);
+  const Panels panels(shape.m, loops.rows);
+  const Cut cut(shape, kernels, panels, loops.term_bytes, threads);
+  const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kMaxLanes * loops.term_bytes));
+  const int64_t terms = shape.blocks * kBlockSide;
+  const int64_t all_exponents = shape.along_rows ? shape.blocks * exponent_bytes(w.groups) : 0;
+  Benches benches(threads, w, cut.groups_per_task, chunk * kBlockSide * kMaxLanes * loops.term_bytes, 0);
+
+  Workspace& space = workspace();
+  space.reserve(Workspace::padded(shape.m * terms * loops.term_bytes) + Workspace::padded(all_exponents) +
+                2 * Workspace::padded(w.groups) + benches.bytes());
+  const PackedRows packed{space.take<char>(shape.m * terms * loops.term_bytes), panels, shape.m, loops.term_bytes};
+  const GroupExponents all{space.take<uint8_t>(all_exponents), space.take<int8_t>(w.groups),
+                           space.take<int8_t>(w.groups)};
+  benches.place(space);
+  if (shape.along_rows) gather_all(kernels, threads, w, all);
+  packed.fill(shape, chunk, threads, [&](int64_t p, int64_t block, int64_t count) {
+    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
+    const char* const from =
+        static_cast<const char*>(x) + (panels.start(p) * shape.terms + first) * dtype_size(x_dtype);
+    loops.pack(from, x_dtype, shape.terms, panels.rows(p), some, count * kBlockSide, packed.at(p, block, count));
+  });
+
+  auto run = [&](int64_t index, int worker) {
+    const Bench bench = benches.of(worker);
+    const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
+    task.sweep(
+        shape, panels, chunk, static_cast<float*>(bench.sums), [](const StripGroup&) { return true; },
+        [&](int64_t, const StripGroup& group, int64_t block, int64_t count) {
+          loops.decode(chunk_of(group.source, block, count), shape.along_rows, bench.weights);
+        },
+        [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, float* acc) {
+          loops.tile(panels.rows(p), count * kBlockSide, packed.at(p, block, count), bench.weights, group.source.strips,
+                     acc);
+        },
+        [&](int64_t, const StripGroup& group, int64_t p, const float* acc) {
+          const Columns& columns = group.columns;
+          kernels.finish_float(acc, panels.rows(p), columns.lanes, columns.count,
+                               bias == nullptr ? nullptr : columns.bias, result.at(panels.start(p), columns.first),
+                               result.stride, result.dtype);
+        });
+  };
+  parallel_tasks(cut.tasks(), threads, run);
+  space.release();
+}
+
+}  // namespace
+
+void linear_float(const ProductKernels& kernels, int threads, const Weight& weight, const void* x, Dtype x_dtype,
+                  int64_t m, const float* bias, void* out, Dtype dtype) {
+  const Shape shape(weight, false, m);
+  float_product(kernels, threads, weight, shape, x, x_dtype, bias, {out, shape.outputs, dtype});
+}
+
+void grad_input_float(const ProductKernels& kernels, int threads, const Weight& weight, const void* grad,
+                      Dtype grad_dtype, int64_t m, void* out, Dtype dtype) {
+  const Shape shape(weight, true, m);
+  float_product(kernels, threads, weight, shape, grad, grad_dtype, nullptr, {out, shape.outputs, dtype});
+}
+
+}  // namespace arb

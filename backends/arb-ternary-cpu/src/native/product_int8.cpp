@@ -1,0 +1,177 @@
+// Products of int8 operands, exact.
+#include <atomic>
+#include <cstring>
+
+#include "product_driver.h"
+#include "product_plan.h"
+
+namespace arb {
+
+namespace {
+
+// Rows, as a multiple of those that few_int8 takes, up to which decoding the weight again is faster than to store it.
+constexpr int64_t kFewPanels = 2;
+// Rows whose sums are kept while bands of exponents pass.
+constexpr int64_t kWideRows = 64;
+
+// Everything that the tasks of an integer product share.
+struct IntegerProduct {
+  const ProductKernels& kernels;
+  const Shape& shape;
+  const Panels& panels;
+  const PackedRows& packed;
+  const float* row_scale;
+  const float* bias;
+  Result result;
+  int64_t chunk_blocks;
+
+  void tile(int64_t p, int64_t block, int64_t count, const int8_t* weights, int64_t strips, int32_t* acc) const {
+    const auto* const rows = reinterpret_cast<const uint8_t*>(packed.at(p, block, count));
+    kernels.tile_int8(panels.rows(p), count * kStepsPerBlock, rows, weights, strips, acc);
+  }
+
+  bool in_32_bits(const StripGroup& group) const {
+    return group.spread < kBandBits && fits_in_32_bits(group.spread, shape.terms);
+  }
+
+  // Sums in 32 bits.
+  void narrow(const Task& task, const Bench& bench) const {
+    alignas(64) int32_t offsets[kKeptGroups][kMaxLanes];
+    int8_t* const weights = static_cast<int8_t*>(bench.weights);
+    task.sweep(
+        shape, panels, chunk_blocks, static_cast<int32_t*>(bench.sums),
+        [&](const StripGroup& group) { return in_32_bits(group); },
+        [&](int64_t i, const StripGroup& group, int64_t block, int64_t count) {
+          if (block == 0) std::memset(offsets[i], 0, sizeof offsets[i]);
+          kernels.decode_int8(chunk_of(group.source, block, count), shape.along_rows, 0, weights, offsets[i]);
+        },
+        [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, int32_t* acc) {
+          tile(p, block, count, weights, group.source.strips, acc);
+        },
+        [&](int64_t i, const StripGroup& group, int64_t p, const int32_t* acc) {
+          const Columns& columns = group.columns;
+          const int64_t row = panels.start(p);
+          kernels.finish_int8(acc, offsets[i], panels.rows(p), columns.lanes, columns.count, row_scale + row,
+                              columns.scale, bias == nullptr ? nullptr : columns.bias, result.at(row, columns.first),
+                              result.stride, result.dtype);
+        });
+  }
+
+  // Sums in 64 bits, one band of exponents after another; the panels have at most kWideRows rows.
+  void wide(const StripGroup& group, int64_t first, int64_t stop, const Bench& bench) const {
+    const DecodeSource& source = group.source;
+    const Columns& columns = group.columns;
+    int8_t* const weights = static_cast<int8_t*>(bench.weights);
+    const int64_t start = panels.start(first);
+    const int64_t all = (panels.start(stop - 1) + panels.rows(stop - 1) - start) * columns.lanes;
+    std::memset(bench.wide, 0, static_cast<size_t>(all) * sizeof(int64_t));
+    alignas(64) int32_t acc[kMaxPanelRows * kMaxLanes];
+    for (int64_t block = 0; block < shape.blocks; block += chunk_blocks) {
+      const int64_t count = least(chunk_blocks, shape.blocks - block);
+      for (int band = 0; band * kBandBits <= group.spread; ++band) {
+        alignas(64) int32_t offset[kMaxLanes] = {};
+        kernels.decode_int8(chunk_of(source, block, count), shape.along_rows, band, weights, offset);
+        for (int64_t p = first; p < stop; ++p) {
+          const int64_t rows = panels.rows(p);
+          std::memset(acc, 0, static_cast<size_t>(rows * columns.lanes) * sizeof(int32_t));
+          tile(p, block, count, weights, source.strips, acc);
+          int64_t* const total = bench.wide + (panels.start(p) - start) * columns.lanes;
+          for (int64_t i = 0; i < rows * columns.lanes; ++i) {
+            const uint32_t sum = static_cast<uint32_t>(acc[i]) - static_cast<uint32_t>(offset[i % columns.lanes]);
+            total[i] += static_cast<int64_t>(static_cast<int32_t>(sum)) * (int64_t{1} << band * kBandBits);
+          }
+        }
+      }
+    }
+    for (int64_t p = first; p < stop; ++p) {
+      const int64_t row = panels.start(p);
+      const int64_t* const total = bench.wide + (row - start) * columns.lanes;
+      alignas(64) float y[kMaxPanelRows * kMaxLanes];
+      for (int64_t i = 0; i < panels.rows(p) * columns.lanes; ++i) {
+        y[i] = static_cast<float>(total[i]) * row_scale[row + i / columns.lanes] * columns.scale[i % columns.lanes];
+      }
+      kernels.finish_float(y, panels.rows(p), columns.lanes, columns.count, bias == nullptr ? nullptr : columns.bias,
+                           result.at(row, columns.first), result.stride, result.dtype);
+    }
+  }
+
+  void run(const Task& task, const Bench& bench) const {
+    narrow(task, bench);
+    constexpr int64_t kStretch = kWideRows / kMaxPanelRows;
+    for (int64_t i = 0; i < task.count(); ++i) {
+      if (in_32_bits(task.group(i))) continue;
+      for (int64_t p = task.first_panel(); p < task.stop_panel(); p += kStretch) {
+        wide(task.group(i), p, least(task.stop_panel(), p + kStretch), bench);
+      }
+    }
+  }
+};
+
+int integer_product(const ProductKernels& kernels, int threads, const Weight& w, const Shape& shape, const int8_t* x,
+                    const float* row_scale, float scale, const float* bias, const Result& result) {
+  threads = shape.threads(threads);
+  const Panels panels(shape.m, kernels.rows);
+  const Cut cut(shape, kernels, panels, 1, threads);
+  const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kBlockSide * kernels.strips));
+  const int64_t panel_bytes = shape.m * shape.blocks * kBlockSide;
+  const int64_t all_exponents = shape.along_rows ? shape.blocks * exponent_bytes(w.groups) : 0;
+  Benches benches(threads, w, cut.groups_per_task, chunk * kBlockSide * kBlockSide * kernels.strips, kWideRows);
+
+  Workspace& space = workspace();
+  space.reserve(Workspace::padded(panel_bytes) + Workspace::padded(all_exponents) + 2 * Workspace::padded(w.groups) +
+                Workspace::padded(shape.m * 4) + benches.bytes());
+  const PackedRows packed{space.take<char>(panel_bytes), panels, shape.m, 1};
+  const GroupExponents all{space.take<uint8_t>(all_exponents), space.take<int8_t>(w.groups),
+                           space.take<int8_t>(w.groups)};
+  float* const same_scale = space.take<float>(shape.m);
+  benches.place(space);
+
+  std::atomic<int> largest{0};
+  if (shape.along_rows) {
+    gather_all(kernels, threads, w, all);
+    for (int64_t g = 0; g < w.groups; ++g) raise_to(largest, all.highest[g] - all.lowest[g]);
+    if (largest.load() > kLargestSpread) return largest.load();
+  }
+  if (row_scale == nullptr) {
+    for (int64_t i = 0; i < shape.m; ++i) same_scale[i] = scale;
+    row_scale = same_scale;
+  }
+  packed.fill(shape, chunk, threads, [&](int64_t p, int64_t block, int64_t count) {
+    const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
+    kernels.pack_int8(x + panels.start(p) * shape.terms + first, shape.terms, panels.rows(p), some,
+                      count * kStepsPerBlock, kernels.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
+  });
+
+  const IntegerProduct product{kernels, shape, panels, packed, row_scale, bias, result, chunk};
+  auto run = [&](int64_t index, int worker) {
+    const Bench bench = benches.of(worker);
+    const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
+    int spread = 0;
+    for (int64_t i = 0; i < task.count(); ++i) spread = task.group(i).spread > spread ? task.group(i).spread : spread;
+    raise_to(largest, spread);
+    if (spread <= kLargestSpread) product.run(task, bench);
+  };
+  parallel_tasks(cut.tasks(), threads, run);
+  space.release();
+  return largest.load();
+}
+
+}  // namespace
+
+int linear_int8(const ProductKernels& kernels, int threads, const Weight& weight, const int8_t* x, const float* scale,
+                int64_t m, const float* bias, void* out, Dtype dtype) {
+  const Shape shape(weight, false, m);
+  if (m <= kFewPanels * kernels.few_rows) {
+    const int spread = few_rows_product(kernels, threads, weight, shape, x, scale, bias, {out, shape.outputs, dtype});
+    if (fits_in_32_bits(spread, shape.terms)) return spread;
+  }
+  return integer_product(kernels, threads, weight, shape, x, scale, 0.0f, bias, {out, shape.outputs, dtype});
+}
+
+int grad_input_int8(const ProductKernels& kernels, int threads, const Weight& weight, const int8_t* grad, float scale,
+                    int64_t m, void* out, Dtype dtype) {
+  const Shape shape(weight, true, m);
+  return integer_product(kernels, threads, weight, shape, grad, nullptr, scale, nullptr, {out, shape.outputs, dtype});
+}
+
+}  // namespace arb

@@ -1,0 +1,242 @@
+// How a product is cut into tasks, what each task needs to know, and where it works.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#include "product_driver.h"
+#include "products.h"
+#include "threads.h"
+#include "workspace.h"
+
+namespace arb {
+
+constexpr int64_t kMaxLanes = kMaxStrips * kBlockSide;
+// Sums that are kept while chunks of the weight pass: those of so many rows and groups of strips. A chunk of the rows
+// is read once for all groups, and then lies in the second-level cache; the weight is decoded once for all rows.
+constexpr int64_t kKeptRows = 512;
+constexpr int64_t kKeptGroups = 16;
+constexpr int64_t kKeptSums = kKeptRows * kMaxLanes;  // of a group
+// Bytes of weights that are decoded at a time: they stay in the first-level cache while the panels pass.
+constexpr int64_t kChunkBytes = 16 << 10;
+
+static inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static inline float power_of_two(int32_t exponent) {
+  const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Whether all sums of `terms` products of an int8 and a trit << spread fit in 32 bits.
+static inline bool fits_in_32_bits(int spread, int64_t terms) {
+  return spread < 24 && terms < (int64_t{1} << 24 >> spread);
+}
+
+static inline void raise_to(std::atomic<int>& largest, int value) {
+  int seen = largest.load(std::memory_order_relaxed);
+  while (value > seen && !largest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+// One product, seen from its lanes: the 16-wide strips of the result, and the sum over blocks.
+struct Shape {
+  bool along_rows;  // grad_y @ W
+  int64_t m;
+  int64_t outputs;  // columns of the result
+  int64_t terms;    // of a sum
+  int64_t strips;   // blocks_of(outputs)
+  int64_t blocks;   // blocks_of(terms)
+  int64_t blocks_per_group;
+
+  Shape(const Weight& w, bool along, int64_t rows);
+
+  // Threads that are worth waking.
+  int threads(int wanted) const;
+};
+
+// Rows of the other operand in panels of nearly equal height.
+struct Panels {
+  int64_t count, base, taller;
+
+  Panels(int64_t m, int64_t rows) : count(ceil_of(m, rows)), base(m / count), taller(m % count) {}
+
+  int64_t start(int64_t panel) const { return panel * base + least(panel, taller); }
+  int64_t rows(int64_t panel) const { return base + (panel < taller ? 1 : 0); }
+};
+
+// Where panels lie: chunk after chunk, so that those of a chunk are one stretch of memory. A stride that is a large
+// power of two would have them compete for the same lines of the caches.
+struct PackedRows {
+  char* memory;
+  const Panels& panels;
+  int64_t m, term_bytes;
+
+  // `count` blocks of a panel from `block` on, which are a chunk.
+  char* at(int64_t panel, int64_t block, int64_t count) const {
+    return memory + (block * m + count * panels.start(panel)) * kBlockSide * term_bytes;
+  }
+
+  // Calls `pack(panel, block, count)` for all of them.
+  template <class Pack>
+  void fill(const Shape& shape, int64_t chunk, int threads, Pack pack) const {
+    auto task = [&](int64_t panel, int) {
+      for (int64_t block = 0; block < shape.blocks; block += chunk) {
+        pack(panel, block, least(chunk, shape.blocks - block));
+      }
+    };
+    parallel_tasks(panels.count, threads, task);
+  }
+};
+
+// Tasks: a few groups of strips, those that a tile takes at once; times stretches of panels where there are few groups.
+struct Cut {
+  int64_t group_strips, groups, groups_per_task, splits, panels_per_split;
+
+  // `term_bytes` are those of a term in a panel.
+  Cut(const Shape& shape, const ProductKernels& kernels, const Panels& panels, int64_t term_bytes, int threads);
+
+  int64_t tasks() const { return ceil_of(groups, groups_per_task) * splits; }
+};
+
+// The exponents of the whole weight, for sums along its rows.
+struct GroupExponents {
+  uint8_t* gathered;
+  int8_t* lowest;
+  int8_t* highest;
+};
+
+void gather_all(const ProductKernels& kernels, int threads, const Weight& w, const GroupExponents& into);
+
+// Finds the exponents of `strips` strips (fewer at the end) and the floors of their rows (or groups). Returns the
+// largest spread. `exponents` has room for kMaxStrips strips, `floors` for kMaxLanes lanes.
+int set_up(const ProductKernels& kernels, const Weight& w, const Shape& shape, const GroupExponents& all,
+           int64_t first_strip, int64_t strips, uint8_t* exponents, int32_t* floors, DecodeSource& source);
+
+// `source` cut down to a stretch of its blocks.
+DecodeSource chunk_of(const DecodeSource& source, int64_t first, int64_t count);
+
+// Lanes of a group of strips: what they are multiplied with, and where they end.
+struct Columns {
+  alignas(64) float scale[kMaxLanes] = {};  // 2**floor
+  alignas(64) float bias[kMaxLanes] = {};
+  int64_t first, lanes, count;
+
+  Columns(const Shape& shape, const DecodeSource& source, int64_t first_strip, const float* all_bias)
+      : first(first_strip * kBlockSide), lanes(source.strips * kBlockSide), count(least(lanes, shape.outputs - first)) {
+    for (int64_t i = 0; i < lanes; ++i) scale[i] = power_of_two(source.floors[i]);
+    if (all_bias != nullptr) std::memcpy(bias, all_bias + first, static_cast<size_t>(count) * sizeof(float));
+  }
+};
+
+// A group of strips: what is decoded, and what its sums are multiplied with.
+struct StripGroup {
+  alignas(64) int32_t floors[kMaxLanes];
+  DecodeSource source;
+  int spread;  // largest difference of exponents
+  Columns columns;
+
+  StripGroup(const ProductKernels& kernels, const Weight& w, const Shape& shape, const GroupExponents& all,
+             int64_t first_strip, int64_t strips, uint8_t* exponents, const float* bias)
+      : spread(set_up(kernels, w, shape, all, first_strip, strips, exponents, floors, source)),
+        columns(shape, source, first_strip, bias) {}
+  StripGroup(const StripGroup&) = delete;
+  StripGroup& operator=(const StripGroup&) = delete;
+};
+
+struct Result {
+  void* out;
+  int64_t stride;
+  Dtype dtype;
+
+  void* at(int64_t row, int64_t column) const {
+    return static_cast<char*>(out) + (row * stride + column) * dtype_size(dtype);
+  }
+};
+
+// The memory of one worker.
+struct Bench {
+  uint8_t* exponents;     // kMaxStrips strips of each group
+  int64_t exponent_size;  // bytes of a group
+  void* weights;          // a decoded chunk
+  void* sums;             // 32 bits each, kKeptSums a group
+  int64_t* wide;          // of some rows
+};
+
+class Benches {
+ public:
+  Benches(int threads, const Weight& w, int64_t groups, int64_t weight_bytes, int64_t wide_rows);
+
+  size_t bytes() const { return static_cast<size_t>(threads_) * bytes_each_; }
+  void place(Workspace& space) { memory_ = space.take<char>(static_cast<int64_t>(bytes())); }
+  Bench of(int worker) const;
+
+ private:
+  int threads_;
+  int64_t exponent_size_;
+  size_t exponents_, weights_, sums_, wide_, bytes_each_;
+  char* memory_ = nullptr;
+};
+
+// The groups of strips of a task, and its panels.
+class Task {
+ public:
+  Task(const ProductKernels& kernels, const Weight& w, const Shape& shape, const GroupExponents& all, const Cut& cut,
+       const Panels& panels, int64_t index, const Bench& bench, const float* bias)
+      : first_(index % cut.splits * cut.panels_per_split), stop_(least(panels.count, first_ + cut.panels_per_split)) {
+    const int64_t start = index / cut.splits * cut.groups_per_task;
+    count_ = least(cut.groups_per_task, cut.groups - start);
+    for (int64_t i = 0; i < count_; ++i) {
+      groups_[i].emplace(kernels, w, shape, all, (start + i) * cut.group_strips, cut.group_strips,
+                         bench.exponents + i * bench.exponent_size, bias);
+    }
+  }
+
+  int64_t count() const { return count_; }
+  int64_t first_panel() const { return first_; }
+  int64_t stop_panel() const { return stop_; }
+  const StripGroup& group(int64_t i) const { return *groups_[i]; }
+
+  // Sums over all blocks, a chunk at a time: for every chunk and each group `decode(group index, group, first block,
+  // count)`, then for every panel `tile(group, panel, first block, count, sums)`, and `finish(group index, group,
+  // panel, sums)` after the last chunk. Leaves out groups for which `takes(group)` is false.
+  template <class T, class Takes, class Decode, class Tile, class Finish>
+  void sweep(const Shape& shape, const Panels& panels, int64_t chunk, T* all_sums, Takes takes, Decode decode,
+             Tile tile, Finish finish) const {
+    constexpr int64_t kStretch = kKeptRows / kMaxPanelRows;
+    for (int64_t first = first_; first < stop_; first += kStretch) {
+      const int64_t stop = least(stop_, first + kStretch);
+      for (int64_t block = 0; block < shape.blocks; block += chunk) {
+        const int64_t count = least(chunk, shape.blocks - block);
+        for (int64_t i = 0; i < count_; ++i) {
+          const StripGroup& strips = group(i);
+          if (!takes(strips)) continue;
+          decode(i, strips, block, count);
+          for (int64_t p = first; p < stop; ++p) {
+            const int64_t lanes = strips.columns.lanes;
+            T* const sums = all_sums + i * kKeptSums + (panels.start(p) - panels.start(first)) * lanes;
+            if (block == 0) std::memset(sums, 0, static_cast<size_t>(panels.rows(p) * lanes) * sizeof(T));
+            tile(strips, p, block, count, sums);
+            if (block + count == shape.blocks) finish(i, strips, p, sums);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t first_, stop_, count_;
+  std::optional<StripGroup> groups_[kKeptGroups];
+};
+
+// linear_int8 for a few rows: every block of the weight is read once, in the order in which they lie. Returns the
+// largest spread; unless the sums of such exponents fit in 32 bits, the result is undefined.
+int few_rows_product(const ProductKernels& kernels, int threads, const Weight& w, const Shape& shape, const int8_t* x,
+                     const float* row_scale, const float* bias, const Result& result);
+
+}  // namespace arb

@@ -1,0 +1,143 @@
+// The inner loops of quantisation, products and lookup, one table for each instruction set.
+//
+// The drivers (product_int8.cpp, product_float.cpp, rows_driver.cpp) cut the work into tasks by the sizes alone and are
+// compiled without instruction-set flags; the loops behind the table are in products_<isa>.cpp. Sizes are 64-bit
+// throughout.
+//
+// Terms. A block holds 16 rows x 16 columns of trits in 64 bytes: dword r of a block is row r; byte b of the dword,
+// bits 2p and 2p + 1, is column 4p + b; the code is t + 1, and what is padding has the code 1. A strip is the 16 rows
+// (or, in grad_y @ W, the 16 columns) that share the 16 lanes of an accumulator; a step is four terms of a sum, the
+// four bytes of a dword. A panel is a few rows of the other operand, step by step, so that a tile reads both operands
+// in sequence.
+#pragma once
+
+#include <cstdint>
+
+namespace arb {
+
+constexpr int64_t kBlockSide = 16;
+constexpr int64_t kBlockBytes = 64;
+constexpr int64_t kStepsPerBlock = 4;
+constexpr int64_t kMaxStrips = 2;
+constexpr int64_t kMaxPanelRows = 8;
+
+// Shifts of a weight that fit one int8: 1 << 6 is 64. Wider spreads of exponents are summed band by band.
+constexpr int kBandBits = 7;
+
+// Element types of activations, gradients and results.
+enum class Dtype : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+
+static inline int64_t dtype_size(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
+
+static inline int64_t blocks_of(int64_t count) { return (count + kBlockSide - 1) / kBlockSide; }
+
+// Exponents of one strip of 16 rows: for every four groups 64 bytes, dword r being those of row r. Groups beyond the
+// last and rows beyond the last repeat the last.
+static inline int64_t exponent_bytes(int64_t groups) { return (groups + 3) / 4 * kBlockBytes; }
+
+// Blocks to decode for a few strips. Block i of strip s is at `blocks + i * block_stride + s * strip_stride`; the
+// exponents of its rows, at `exponents[s] + i * exponent_stride`, are those of the group
+// `group[s] + (first_block + i) / blocks_per_group`.
+struct DecodeSource {
+  const uint8_t* blocks;
+  int64_t block_stride;
+  int64_t strip_stride;
+  int64_t count;  // blocks along the sum
+  int64_t strips;
+  const uint8_t* exponents[kMaxStrips];
+  int64_t exponent_stride;
+  int64_t group[kMaxStrips];
+  int64_t first_block;
+  int64_t blocks_per_group;
+  // [strip][16 rows]: exponents in whose units the integer products are taken.
+  const int32_t* floors;
+};
+
+// Products of floats of one type, summed in float32. A step is one term of float32 or two of bfloat16, 4 bytes a row of
+// a panel or a lane of a decoded weight.
+struct FloatLoops {
+  int64_t rows = 0;  // that a panel has at most; 0 where there are no such loops
+  int64_t term_bytes = 0;
+  // Rows, `stride` elements apart, to a panel of `padded` terms, a multiple of 16; those beyond `terms` are zero.
+  void (*pack)(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_t terms, int64_t padded,
+               void* panel) = nullptr;
+  // T * 2**E, [step][strip][16 lanes].
+  void (*decode)(const DecodeSource& source, bool along_rows, void* weights) = nullptr;
+  // acc[row][strip][lane] += sum over the terms, a multiple of 16.
+  void (*tile)(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips,
+               float* acc) = nullptr;
+};
+
+struct ProductKernels {
+  int64_t strips;    // that a tile takes
+  int64_t rows;      // that a panel has at most
+  int64_t few_rows;  // that few_int8 takes at most
+  uint8_t flip;      // xor of an int8 operand in a panel: 0x80 where the dot product wants it unsigned
+
+  // --- int8 ---
+
+  // int8 rows, `stride` apart, to a panel of `steps` steps, every byte xor `flip`; what lies beyond `terms` is zero.
+  void (*pack_int8)(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
+                    uint8_t* panel);
+  // T << (E - floor - 7 * band) as signed bytes, [step][strip][16 lanes][4 terms]; 0 where the shift is not in 0..6.
+  // `along_rows`: lanes are the columns of the blocks and the sum runs over their rows. To offset[strip][lane] is added
+  // what the tile adds too much because of `flip`.
+  void (*decode_int8)(const DecodeSource& source, bool along_rows, int band, int8_t* weights, int32_t* offset);
+  // acc[row][strip][lane] += sum over the steps, modulo 2**32.
+  void (*tile_int8)(int64_t rows, int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips,
+                    int32_t* acc);
+  // The sums of a row over groups of `group_terms`.
+  void (*sum_groups)(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* sums);
+  // A few rows times one strip in one pass over its packed blocks: acc[row][lane], modulo 2**32, for shifts up to 31.
+  // The panel is not flipped; sums[row][group] are those of sum_groups.
+  void (*few_int8)(int64_t rows, const DecodeSource& source, const uint8_t* panel, const int32_t* sums, int32_t* acc);
+  // out[row][0 .. count) = dtype(float(acc - offset) * row_scale[row] * column_scale[lane] + bias[lane]), each
+  // operation rounded. acc is [row][strip][lane] with `lanes` lanes a row; bias may be null.
+  void (*finish_int8)(const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes, int64_t count,
+                      const float* row_scale, const float* column_scale, const float* bias, void* out,
+                      int64_t out_stride, Dtype dtype);
+
+  // --- floats ---
+
+  FloatLoops float32;  // of operands of any dtype
+  void (*finish_float)(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
+                       int64_t out_stride, Dtype dtype);
+
+  // --- exponents ---
+
+  // The exponents of 1 to 16 rows, [rows][groups], in the form that DecodeSource wants.
+  void (*gather_exponents)(const int8_t* exponent, int64_t rows, int64_t groups, uint8_t* gathered);
+  // The smallest exponent of each row, and the largest difference from it.
+  int (*row_floors)(const uint8_t* gathered, int64_t groups, int32_t floors[16]);
+  // The smallest and the largest exponent of each group over `strips` strips, one after another.
+  void (*group_range)(const uint8_t* gathered, int64_t strips, int64_t groups, int8_t* lowest, int8_t* highest);
+
+  // --- rows ---
+
+  // One row to int8 and its scale.
+  float (*quantize_row)(const void* x, Dtype dtype, int64_t count, int8_t* q);
+  float (*norm_quantize_row)(const void* x, Dtype dtype, int64_t count, float eps, float* work, int8_t* q);
+  // The largest magnitude of a stretch as the bits of a float32, NaN counted as 0.
+  uint32_t (*largest_bits)(const void* x, Dtype dtype, int64_t count);
+  // q = clip(floor(x * inverse + u), -127, 127), `hash` being what the finaliser of
+  // the counter hash gets for the first element.
+  void (*round_stochastic)(const void* x, Dtype dtype, int64_t count, float inverse, uint32_t hash, int8_t* q);
+  // One row of a weight to floats: dword `lane` of every block, times 2**exponent of its group.
+  void (*lookup_row)(const uint8_t* strip, int64_t lane, const int8_t* exponent, int64_t columns, int64_t group_size,
+                     void* out, Dtype dtype);
+
+  // Products of bfloat16 operands as they are, subnormal ones counted as 0.
+  FloatLoops bfloat16 = {};
+};
+
+const ProductKernels& products_scalar();
+const ProductKernels& products_avx2();
+const ProductKernels& products_avxvnni();
+const ProductKernels& products_avx512vnni();
+const ProductKernels& products_avx512bf16();
+const ProductKernels& products_neon();
+
+// The table of an instruction set, by its index; the scalar one where it was not compiled.
+const ProductKernels& product_kernels(int isa);
+
+}  // namespace arb

@@ -1,0 +1,36 @@
+// The loops of ProductKernels, written in the sixteen lanes of a simd_<isa>.h. Included by one translation unit for
+// each instruction set, after that header. Everything has internal linkage and nothing of the standard library is
+// instantiated: code with wide registers must not be what the linker picks for a processor that lacks them.
+#pragma once
+
+#include "loops_rows.h"
+#include "loops_tiles.h"
+
+namespace arb {
+namespace {
+
+constexpr ProductKernels kProducts = {
+    kTileStrips,
+    kTileRows,
+    kFewRows,
+    kFlip,
+    pack_int8,
+    decode_int8,
+    tile_int8,
+    sum_groups,
+    few_int8,
+    finish_int8,
+    {kTileRowsFloat, 4, pack_float, decode_float, tile_float},
+    finish_float,
+    gather_exponents,
+    row_floors,
+    group_range,
+    quantize_row,
+    norm_quantize_row,
+    largest_bits,
+    round_stochastic,
+    lookup_row,
+};
+
+}  // namespace
+}  // namespace arb

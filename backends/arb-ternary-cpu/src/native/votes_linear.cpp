@@ -1,0 +1,163 @@
+#include "votes_linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "threads.h"
+#include "votes_operands.h"
+
+namespace arb {
+
+namespace {
+
+// Tasks that the rows are cut into at most, whatever the number of threads: each costs a row of column sums.
+constexpr int64_t kMostTasks = 64;
+// Tokens whose products of two int8, -128 included, are sure to fit in 32 bits.
+constexpr int64_t kExactTokens = (int64_t{1} << 31) / (128 * 128) - 4;
+
+// One task's part of the gradient: some row tiles, all columns. `memory` is the worker's, of `bytes()`.
+class Product {
+ public:
+  Product(const CastState& state, const VoteKernels& kernels, const Operands& operands, const Caster& caster,
+          void* memory)
+      : state_(state),
+        kernels_(kernels),
+        operands_(operands),
+        caster_(caster),
+        tile_(*static_cast<Caster::Tile*>(memory)),
+        narrow_(reinterpret_cast<int32_t*>(static_cast<char*>(memory) + kTileBytes)),
+        float_(reinterpret_cast<float*>(narrow_)),
+        wide_(reinterpret_cast<int64_t*>(narrow_ + kTileRows * kTileColumns)) {}
+
+  static int64_t bytes(GradientType type) {
+    return kTileBytes + kTileRows * kTileColumns * (type == GradientType::int64 ? 4 + 8 : 4);
+  }
+
+  void run(int64_t task, int64_t first_tile, int64_t last_tile) {
+    if (operands_.integer() && !wide()) {
+      for (int64_t t = first_tile; t < last_tile; ++t) operands_.sum_rows(t, 0, operands_.steps(), operands_.starts(t));
+    }
+    for (int64_t start = 0; start < state_.columns; start += kTileColumns) {
+      caster_.begin(tile_, task, start);
+      for (int64_t t = first_tile; t < last_tile; ++t) {
+        const int64_t rows = std::min(kTileRows, state_.rows - t * kTileRows);
+        // Long enough before they are needed: the product comes first.
+        for (int64_t r = 0; r < rows; ++r) caster_.prefetch(tile_, t * kTileRows + r, r == 0);
+        const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
+        const int64_t row_bytes = kTileColumns * (wide() ? 8 : 4);
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t n = t * kTileRows + r;
+          caster_.cast(tile_, n, n, static_cast<const char*>(g) + r * row_bytes);
+        }
+      }
+      caster_.end(tile_);
+    }
+    const int64_t last_row = std::min(last_tile * kTileRows, state_.rows);
+    for (int64_t n = first_tile * kTileRows; n < last_row; ++n) caster_.end_row(n, n);
+  }
+
+ private:
+  static constexpr int64_t kTileBytes = (static_cast<int64_t>(sizeof(Caster::Tile)) + 63) / 64 * 64;
+
+  // Whether a product may need more than 32 bits.
+  bool wide() const { return operands_.integer() && 4 * operands_.steps() > kExactTokens; }
+
+  const void* multiply_int8(int64_t t, int64_t rows) {
+    if (!wide()) {
+      multiply_int8_steps(t, rows, 0, operands_.steps(), operands_.starts(t));
+      return narrow_;
+    }
+    std::memset(wide_, 0, kTileRows * kTileColumns * sizeof *wide_);
+    for (int64_t step = 0; step < operands_.steps(); step += kExactTokens / 4) {
+      const int64_t last = std::min(step + kExactTokens / 4, operands_.steps());
+      int32_t starts[kTileRows];
+      operands_.sum_rows(t, step, last, starts);
+      multiply_int8_steps(t, rows, step, last, starts);
+      for (int64_t i = 0; i < rows * kTileColumns; ++i) wide_[i] += narrow_[i];
+    }
+    return wide_;
+  }
+
+  void multiply_int8_steps(int64_t t, int64_t rows, int64_t first, int64_t last, const int32_t* starts) {
+    const int64_t panels = ceil_div(rows, kPanelRows), columns = tile_.whole_columns();
+    int64_t step = first;
+    do {
+      const int64_t depth = std::min(kDepth, last - step);
+      for (int64_t c = 0; c < columns; c += kStripColumns) {
+        const uint8_t* strip = operands_.strip((tile_.start + c) / kStripColumns, step);
+        for (int64_t p = 0; p < panels; ++p) {
+          kernels_.multiply_int8(operands_.panel(t, p, step), strip, depth,
+                                 step == first ? starts + p * kPanelRows : nullptr,
+                                 narrow_ + p * kPanelRows * kTileColumns + c, kTileColumns);
+        }
+      }
+      step += kDepth;
+    } while (step < last);
+  }
+
+  void multiply_float_panel(const int8_t* panel, const uint8_t* strip, int64_t depth, bool fresh, float* c) const {
+    if (operands_.pairs()) {
+      kernels_.multiply_pairs(reinterpret_cast<const uint32_t*>(panel), reinterpret_cast<const uint32_t*>(strip), depth,
+                              fresh, c, kTileColumns);
+    } else {
+      kernels_.multiply_float(reinterpret_cast<const float*>(panel), reinterpret_cast<const float*>(strip), depth,
+                              fresh, c, kTileColumns);
+    }
+  }
+
+  const void* multiply_float(int64_t t, int64_t rows) {
+    const int64_t panels = ceil_div(rows, kPanelRows), columns = tile_.whole_columns();
+    int64_t step = 0;
+    do {
+      const int64_t depth = std::min(kDepth, operands_.steps() - step);
+      for (int64_t c = 0; c < columns; c += kStripColumns) {
+        const uint8_t* strip = operands_.strip((tile_.start + c) / kStripColumns, step);
+        for (int64_t p = 0; p < panels; ++p) {
+          multiply_float_panel(operands_.panel(t, p, step), strip, depth, step == 0,
+                               float_ + p * kPanelRows * kTileColumns + c);
+        }
+      }
+      step += kDepth;
+    } while (step < operands_.steps());
+    // A gradient that is not finite times the zeros of missing columns is NaN, which would be counted.
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = float_ + r * kTileColumns;
+      std::fill(row + tile_.columns, row + columns, 0.0f);
+    }
+    return float_;
+  }
+
+  const CastState& state_;
+  const VoteKernels& kernels_;
+  const Operands& operands_;
+  const Caster& caster_;
+  Caster::Tile& tile_;
+  // The tile of the gradient: 32 bits wide, and where that may not suffice the sum of several such.
+  int32_t* const narrow_;
+  float* const float_;
+  int64_t* const wide_;
+};
+
+}  // namespace
+
+void cast_linear(const CastState& state, const VoteKernels& kernels, Element grad_type, const void* grad,
+                 Element x_type, const void* x, int64_t tokens, int threads) {
+  if (state.rows == 0 || state.columns == 0) return;
+  Operands operands(state, kernels, grad_type, grad, x_type, x, tokens);
+  operands.pack(threads);
+  const int64_t tiles_a_task = ceil_div(operands.tiles(), kMostTasks);
+  const int64_t tasks = ceil_div(operands.tiles(), tiles_a_task);
+  GradientType type = GradientType::float32;
+  if (operands.integer()) type = 4 * operands.steps() > kExactTokens ? GradientType::int64 : GradientType::int32;
+  const Caster caster(state, kernels, type, state.rows, tasks, tokens * 128 * 128);
+  const int64_t worker_bytes = Product::bytes(type);
+  const Buffer memory(worker_bytes * std::max(threads, 1));
+  auto task = [&](int64_t i, int worker) {
+    Product product(state, kernels, operands, caster, memory.as<char>() + worker * worker_bytes);
+    product.run(i, i * tiles_a_task, std::min((i + 1) * tiles_a_task, operands.tiles()));
+  };
+  parallel_tasks(tasks, threads, task);
+  caster.finish(threads);
+}
+
+}  // namespace arb

@@ -1,0 +1,24 @@
+"""Another build of the extension module may be put to the same tests: ARB_NATIVE_BUILD names its folder.
+
+Without a C++ compiler the backend is not installed, which `make test` says, and nothing here is collected.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("arb_ternary_cpu") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+_build = os.environ.get("ARB_NATIVE_BUILD")
+if _build:
+    (_found,) = Path(_build).glob("_native.*.so")
+    _spec = importlib.util.spec_from_file_location("arb_ternary_cpu._native", _found)
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["arb_ternary_cpu._native"] = _module
+    _spec.loader.exec_module(_module)

@@ -1,0 +1,116 @@
+"""The package: instruction sets, the probe, registration, selection."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS
+from arb_ternary.backends.select import BackendRequest, get_backend, select
+from arb_ternary.environment import for_child
+from arb_ternary.errors import EnvironmentProblem, UsageProblem
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_cpu.backend import build
+from arb_ternary_cpu.isa import ISAS, VARIABLE, chosen_isa, usable_isas
+from arb_ternary_cpu.probe import probe
+
+
+def test_scalar_is_always_usable_and_the_fastest_comes_first() -> None:
+    usable = usable_isas()
+    assert usable[-1] == "scalar"
+    assert set(usable) <= set(ISAS)
+    assert chosen_isa() == usable[0]
+
+
+def test_an_unknown_instruction_set_names_the_nearest_and_the_usable_ones() -> None:
+    with pytest.raises(UsageProblem) as caught:
+        chosen_isa("avx512vni")
+    assert "avx512vni" in caught.value.what
+    assert "did you mean 'avx512vnni'?" in caught.value.hint
+    assert ", ".join(usable_isas()) in caught.value.hint
+
+
+def test_an_instruction_set_of_another_processor_is_an_environment_problem() -> None:
+    foreign = next(isa for isa in ISAS if isa not in usable_isas())
+    with pytest.raises(EnvironmentProblem, match=f"{foreign!r} cannot be used on this processor"):
+        build(foreign)
+
+
+def test_the_variable_forces_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for isa in usable_isas():
+        monkeypatch.setenv(VARIABLE, f" {isa.upper()} ")
+        assert chosen_isa() == isa
+        assert probe("cpu").reason == f"instruction set {isa}"
+    monkeypatch.setenv(VARIABLE, "sse9")
+    with pytest.raises(UsageProblem, match=VARIABLE):
+        chosen_isa()
+    result = probe("cpu")
+    assert not result.usable
+    assert "sse9" in result.reason
+    monkeypatch.setenv(VARIABLE, "")
+    assert chosen_isa() == usable_isas()[0]
+
+
+def test_the_variable_is_read_in_a_process_of_its_own() -> None:
+    program = (
+        "from arb_ternary.backends.select import get_backend; import torch; b = get_backend('cpu'); "
+        "print(b.isa, b.kernels['pack'](torch.zeros(3, 3, dtype=torch.int8)).shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=for_child(**{VARIABLE: "scalar"}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "scalar torch.Size([1, 1, 64])"
+
+
+def test_the_probe_refuses_other_devices() -> None:
+    assert not probe("cuda:0").usable
+
+
+def test_every_op_is_native() -> None:
+    kernels = get_backend("cpu").kernels
+    assert set(kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS}
+    for op, kernel in kernels.items():
+        function = getattr(kernel, "func", kernel)
+        assert function.__module__.startswith("arb_ternary_cpu"), op
+
+
+def test_auto_prefers_it_on_the_cpu() -> None:
+    assert select(BackendRequest()).name == "cpu"
+
+
+def test_probing_and_registering_import_no_torch() -> None:
+    program = (
+        "import sys, arb_ternary_cpu.plugin; arb_ternary_cpu.plugin.arb_register_backends(); "
+        "from arb_ternary_cpu.probe import probe; assert probe('cpu').usable; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def _trained(backend: str, steps: int = 4) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    layer = TernaryLinear(70, 40, group_size=32, bias=True, gradients="int8", backend=backend)
+    results = []
+    for step in range(steps):
+        x = torch.randn(24, 70, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        y = layer(x)
+        y.square().sum().backward()
+        results += [y.detach(), x.grad]
+    return [*results, *(value for _, value in sorted(layer.state_dict().items()) if isinstance(value, torch.Tensor))]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_layer_that_votes_has_the_bits_of_the_torch_backend(threads: int) -> None:
+    wanted = _trained("torch")
+    torch.set_num_threads(threads)
+    got = _trained("cpu")
+    torch.set_num_threads(1)
+    assert len(got) == len(wanted)
+    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))

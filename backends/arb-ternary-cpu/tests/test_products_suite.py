@@ -1,0 +1,32 @@
+"""The kit's tests of layout and products, for every instruction set that this processor runs; and all of it once."""
+
+from __future__ import annotations
+
+from arb_ternary.backends.protocol import KernelBackend
+from arb_ternary.testing import BackendSuite
+from arb_ternary.testing.backend_layout import LayoutTests
+from arb_ternary.testing.backend_products import ProductTests
+from arb_ternary_cpu.backend import build
+from arb_ternary_cpu.isa import usable_isas
+
+
+class TestConformance(BackendSuite):
+    """The backend as a run gets it."""
+
+    component = "cpu"
+
+
+class _Products(LayoutTests, ProductTests):
+    isa = "scalar"
+
+    def make_backend(self) -> KernelBackend:
+        return build(self.isa)
+
+
+class TestScalar(_Products):
+    """Without vector instructions; the others are made below."""
+
+
+for _isa in usable_isas():
+    if _isa != "scalar":
+        globals()[f"Test{_isa.title()}"] = type(f"Test{_isa.title()}", (_Products,), {"isa": _isa})

@@ -1,0 +1,436 @@
+"""Votes against the torch backend, bit for bit, in sizes that cross tiles; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arb_ternary.backends import reference
+from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary_cpu import votes
+from arb_ternary_cpu.backend import build
+from arb_ternary_cpu.isa import usable_isas
+
+WORDS = (-3, (7 << 20) + 2, 8 * 0xCBF43926)
+TORCH = reference.build().kernels
+
+
+@pytest.fixture(params=usable_isas())
+def backend(request: pytest.FixtureRequest) -> KernelBackend:
+    return build(request.param)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@contextmanager
+def native_threads(count: int) -> Iterator[None]:
+    """The number of threads that the kernels are told; torch itself goes on with as many as before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(votes, "get_num_threads", lambda: count)
+        yield
+
+
+def numbers(seed: int, low: int, high: int, *size: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    return torch.randint(low, high + 1, size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Layer:
+    """A weight and its accumulators under two backends."""
+
+    def __init__(
+        self, backend: KernelBackend, shape: WeightShape, seed: int = 0, low: int | None = None, threads: int = 1
+    ) -> None:
+        self.threads = threads
+        rows, columns = shape.out_features, shape.in_features
+        trits = numbers(seed, -1, 1, rows, columns)
+        held = numbers(seed + 1, shape.smallest_vote if low is None else low, shape.largest_vote, rows, columns)
+        bits = () if shape.vote_bits == 8 else (shape.vote_bits,)
+        self.shape = shape
+        self.kernels = TORCH, backend.kernels
+        self.packed = [kernels["pack"](trits) for kernels in self.kernels]
+        self.votes = [kernels["pack_votes"](held, *bits) for kernels in self.kernels]
+        self.exponent_votes = self.twice(numbers(seed + 2, -100, 100, rows, shape.groups))
+        self.stats = self.twice(torch.zeros(1 + rows + columns))
+        self.magnitudes = self.twice(torch.zeros(rows + columns))
+
+    @staticmethod
+    def twice(tensor: Tensor) -> list[Tensor]:
+        return [tensor.clone(), tensor.clone()]
+
+    def run(self, op: str, *arguments: Any) -> list[Any]:
+        """Both kernels; a list stands for one tensor a backend."""
+        with native_threads(self.threads):
+            return [
+                kernels[op](*(given[i] if isinstance(given, list) else given for given in arguments), self.shape)
+                for i, kernels in enumerate(self.kernels)
+            ]
+
+    def check(self) -> None:
+        unpacked = [
+            kernels["unpack"](packed, self.shape) for kernels, packed in zip(self.kernels, self.packed, strict=True)
+        ]
+        assert torch.equal(*unpacked), "trits differ"
+        assert torch.equal(self.packed[1], self.kernels[1]["pack"](unpacked[1])), "padding has changed"
+        assert torch.equal(*self.votes), "votes differ"
+        assert torch.equal(*self.exponent_votes), "exponent votes differ"
+
+
+SIZES = [
+    # M, N, K, G: rows and columns beyond several tiles and tasks, ragged in each.
+    (9, 100, 1100, 32),
+    (130, 49, 513, 64),
+    (600, 25, 1024, 128),
+    (3, 1700, 70, 256),
+    (17, 33, 600, 600),
+    (5, 40, 1200, 48),
+    (5, 30, 200, 2000),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bits", "low", "high"),
+    [
+        *((sizes, 8, 0, 4) for sizes in SIZES),
+        (SIZES[0], 8, -12, 9),
+        (SIZES[2], 8, 15, 17),
+        (SIZES[0], 4, 0, 4),
+        (SIZES[4], 4, 0, 4),
+        (SIZES[1], 2, 0, 4),
+        (SIZES[6], 2, -12, 9),
+    ],
+)
+def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int], low: int, high: int, bits: int
+) -> None:
+    tokens, rows, columns, group = sizes
+    layer = Layer(backend, WeightShape(rows, columns, group, bits), low=-1, threads=threads)
+    grad, x = numbers(5, -127, 127, tokens, rows), numbers(6, -127, 127, tokens, columns)
+    shifts = numbers(7, low, high, rows + columns, dtype=torch.int32)
+    rest = (layer.stats, layer.magnitudes, shifts, 900, 5, *WORDS)
+    layer.run("cast_scaled_votes", grad, x, torch.tensor(0.25), layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.check()
+    assert torch.equal(*layer.magnitudes)
+    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int]
+) -> None:
+    tokens, rows, columns, group = sizes
+    layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
+    grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
+    factors = torch.rand(rows + columns, generator=torch.Generator().manual_seed(1)) * 0.05
+    rest = (layer.stats, layer.magnitudes, factors, 4000, 3, *WORDS)
+    layer.run("cast_scaled_votes", grad, x, torch.tensor(0.25), layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.check()
+    assert torch.equal(*layer.magnitudes)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sign_votes_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int]
+) -> None:
+    tokens, rows, columns, group = sizes
+    layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
+    grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
+    operands = (grad, x, torch.tensor(2.0))
+    layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.check()
+    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("activations", [torch.int8, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(9, 100, 1100, 32), (130, 49, 513, 64), (1, 25, 70, 70)])
+def test_votes_of_a_bfloat16_gradient_are_those_of_the_exact_product(
+    backend: KernelBackend, threads: int, sizes: tuple[int, int, int, int], activations: torch.dtype
+) -> None:
+    """Sparse ones, so that sums stay below 256: the torch backend rounds them to bfloat16."""
+    tokens, rows, columns, group = sizes
+    layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
+    grad = (numbers(5, -1, 1, tokens, rows) * 2.0**-9).to(torch.bfloat16)
+    x = numbers(6, -1, 1, tokens, columns).to(activations)
+    factors = numbers(7, 1, 9, rows + columns).float() * 4
+    rest = (layer.stats, layer.magnitudes, factors, 900, 2, *WORDS)
+    layer.run("cast_scaled_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.check()
+    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.magnitudes, rtol=1e-5, atol=0)
+
+
+def test_no_tokens_cast_no_votes(backend: KernelBackend) -> None:
+    layer = Layer(backend, WeightShape(20, 70, 32))
+    grad, x = torch.zeros(0, 20, dtype=torch.int8), torch.zeros(0, 70, dtype=torch.int8)
+    for given in (grad, grad.float()):
+        operands = (given, x.to(given.dtype), torch.tensor(1.0))
+        layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+        factors = (layer.stats, layer.magnitudes, torch.ones(90), 256, 0, *WORDS)
+        layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *factors)
+        layer.check()
+        assert not layer.stats[1].any()
+        assert not layer.magnitudes[1].any()
+
+
+def test_sums_beyond_32_bits_are_exact(backend: KernelBackend) -> None:
+    tokens, rows, columns = 140_000, 7, 20
+    layer = Layer(backend, WeightShape(rows, columns, 32))
+    grad, x = numbers(5, 100, 127, tokens, rows), numbers(6, 100, 127, tokens, columns)
+    grad[:, ::2] *= -1
+    for scale in (torch.full((27,), 15, dtype=torch.int32), torch.full((27,), 1e-5)):
+        rest = (layer.stats, layer.magnitudes, scale, 5000, 3, *WORDS)
+        operands = (grad, x, torch.tensor(0.5))
+        layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *rest)
+        layer.check()
+        assert torch.equal(*layer.magnitudes)
+    layer.run("cast_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.check()
+
+
+def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> None:
+    layer = Layer(backend, WeightShape(40, 70, 32))
+    grad, x = numbers(5, -127, 127, 6, 40), numbers(6, -127, 127, 6, 70)
+    largest = 2**31 - 1
+    shifts = torch.tensor([largest, -largest - 1, 3, -largest], dtype=torch.int32).repeat(28)[:110].contiguous()
+    rest = (layer.stats, layer.magnitudes, shifts, 5000, 3, *WORDS)
+    operands = (grad, x, torch.tensor(0.5))
+    layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.check()
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("mode", ["sign", "shifts", "factors", "float"])
+def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, mode: str, bits: int
+) -> None:
+    rows, columns, tokens = 900, 600, 700
+    layer = Layer(backend, WeightShape(rows, columns, 64, bits), low=-1, threads=threads)
+    ids = numbers(3, 0, rows - 1, tokens, dtype=torch.int64)
+    ids[100:140] = 5
+    grad = numbers(4, -127, 127, tokens, columns)
+    if mode == "sign":
+        correlation, steps = numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16), torch.full((rows, 10), 2)
+        learned = Layer.twice(correlation), Layer.twice(steps.to(torch.int32))
+        unit = torch.tensor(1.0)
+        held = (layer.packed, layer.votes, layer.exponent_votes, *learned, layer.stats)
+        layer.run("embedding_votes", ids, grad, unit, *held)
+        assert torch.equal(*learned[0])
+        assert torch.equal(*learned[1])
+    else:
+        scale = None if mode == "float" else torch.tensor(0.5)
+        given = numbers(4, -9, 9, tokens, columns).float() if mode == "float" else grad
+        factors = numbers(9, 1, 3, rows + columns).float() / 7
+        size = numbers(9, 1, 3, rows + columns, dtype=torch.int32) if mode == "shifts" else factors
+        held = (layer.packed, layer.votes, layer.exponent_votes, layer.stats, layer.magnitudes)
+        layer.run("embedding_scaled_votes", ids, given, scale, *held, size, 900, 2, *WORDS)
+        assert torch.equal(*layer.magnitudes)
+    layer.check()
+    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+
+
+def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
+    """The high half of an index is part of the hash's key; row 4095 of this table has elements on either side."""
+    backend = build()
+    rows, columns = 4098, 2**20 + 37
+    shape = WeightShape(rows, columns, columns, 2)
+    ids = torch.tensor([4097, 4095, 1])
+    grad = numbers(4, -127, 127, 3, columns)
+    shifts = torch.full((rows + columns,), 4, dtype=torch.int32)
+    results = []
+    for kernels in (TORCH, backend.kernels):
+        # Zeros are trits of -1 and accumulators of -1. Memory that is never touched is never there.
+        packed_shape = (rows, -(-columns // 4)) if kernels is TORCH else (-(-rows // 16), -(-columns // 16), 64)
+        packed, held = (
+            torch.zeros(packed_shape, dtype=torch.uint8),
+            torch.zeros(rows, -(-columns // 4), dtype=torch.uint8),
+        )
+        exponent_votes = torch.zeros(rows, 1, dtype=torch.int8)
+        learned = (packed, held, exponent_votes, torch.zeros(1 + rows + columns), torch.zeros(rows + columns))
+        kernels["embedding_scaled_votes"](ids, grad, torch.tensor(1.0), *learned, shifts, 900, 20, *WORDS, shape)
+        results.append((held[ids], exponent_votes, learned[4]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (results[0][0] != 0).any()
+
+
+def test_a_table_much_longer_than_the_batch_is_looked_up_too(backend: KernelBackend) -> None:
+    layer = Layer(backend, WeightShape(100_000, 33, 32))
+    ids = torch.tensor([99_999, 4, 70_000, 4, 0])
+    grad = numbers(4, -127, 127, 5, 33)
+    held = (layer.packed, layer.votes, layer.exponent_votes, None, None, layer.stats)
+    layer.run("embedding_votes", ids, grad, torch.tensor(1.0), *held)
+    layer.check()
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("decay", [0, 77, 40_000, 65_535, 65_536])
+@pytest.mark.parametrize("carry", [False, True])
+def test_scaled_flips_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, carry: bool, decay: int, bits: int
+) -> None:
+    for rows, columns in ((70, 1000), (3, 9000)):
+        layer = Layer(backend, WeightShape(rows, columns, 128, bits), threads=threads)
+        threshold = max(1, layer.shape.largest_vote // 3)
+        moved = layer.run("apply_scaled_votes", layer.packed, layer.votes, threshold, decay, carry, *WORDS)
+        assert int(moved[0]) == int(moved[1]) > 0
+        layer.check()
+
+
+@pytest.mark.parametrize("leak", [0, 1, 3, 127, 1000])
+@pytest.mark.parametrize("threshold", [1, 40, 127])
+def test_flips_are_the_torch_backends_bit_for_bit(
+    backend: KernelBackend, threads: int, threshold: int, leak: int
+) -> None:
+    layer = Layer(backend, WeightShape(50, 777, 32), threads=threads)
+    moved = layer.run("apply_votes", layer.packed, layer.votes, threshold, leak)
+    assert int(moved[0]) == int(moved[1])
+    layer.check()
+
+
+@pytest.mark.parametrize("spread", ["one", "row", "all", "column"])
+def test_exponents_move_as_the_torch_backends(backend: KernelBackend, threads: int, spread: str) -> None:
+    rows, groups = 70, 1000
+    origin = {
+        "one": numbers(1, -5, 5, 1, 1),
+        "row": numbers(1, -5, 5, rows, 1),
+        "all": numbers(1, -5, 5, rows, groups),
+        "column": numbers(1, -5, 5, groups, rows).t(),
+    }[spread]
+    for leak, band, threshold in ((0, 2, 9), (3, 1000, 100), (200, 0, 1)):
+        exponent = Layer.twice((origin + numbers(2, -1, 1, rows, groups)).contiguous())
+        held = Layer.twice(numbers(3, -128, 127, rows, groups))
+        with native_threads(threads):
+            moved = [
+                kernels["apply_exponent_votes"](exponent[i], held[i], origin, threshold, band, leak)
+                for i, kernels in enumerate((TORCH, backend.kernels))
+            ]
+        assert int(moved[0]) == int(moved[1])
+        assert torch.equal(*exponent)
+        assert torch.equal(*held)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float_votes_do_not_depend_on_the_number_of_threads(backend: KernelBackend, dtype: torch.dtype) -> None:
+    shape = WeightShape(200, 1100, 64)
+    generator = torch.Generator().manual_seed(0)
+    grad, x = (torch.randn(150, size, generator=generator).to(dtype) for size in (200, 1100))
+    factors = torch.rand(1300, generator=generator)
+    results = []
+    for count in (1, 2, 3):
+        layer = Layer(backend, shape)
+        held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], layer.stats[1])
+        rest = (layer.magnitudes[1], factors, 700, 4, *WORDS)
+        with native_threads(count):
+            backend.kernels["cast_votes"](grad, x, None, *held, shape)
+            backend.kernels["cast_scaled_votes"](grad, x, None, *held, *rest, shape)
+        results.append((*held, layer.magnitudes[1]))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_integer_votes_and_statistics_are_the_same_for_every_instruction_set() -> None:
+    results = []
+    for isa in usable_isas():
+        chosen = build(isa)
+        layer = Layer(chosen, WeightShape(100, 1100, 32))
+        operands = (numbers(5, -127, 127, 90, 100), numbers(6, -127, 127, 90, 1100), torch.tensor(0.25))
+        held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], layer.stats[1])
+        chosen.kernels["cast_votes"](*operands, *held, layer.shape)
+        results.append((*held[1:],))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_narrow_votes_have_the_storage_of_the_torch_backend(backend: KernelBackend, threads: int, bits: int) -> None:
+    for rows, columns in ((300, 257), (2, 5000), (3, 0), (0, 7)):
+        shape = WeightShape(rows, columns, 32, bits)
+        held = numbers(1, -shape.largest_vote, shape.largest_vote, rows, columns)
+        with native_threads(threads):
+            stored = backend.kernels["pack_votes"](held, bits)
+            assert torch.equal(stored, TORCH["pack_votes"](held, bits))
+            assert torch.equal(backend.kernels["unpack_votes"](stored, shape), held)
+
+
+def test_operands_need_not_be_contiguous_but_what_is_changed_must(backend: KernelBackend) -> None:
+    layer = Layer(backend, WeightShape(40, 70, 32))
+    grad, x = numbers(5, -9, 9, 40, 6).t(), numbers(6, -9, 9, 6, 140)[:, ::2]
+    layer.run("cast_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.check()
+    rest = (layer.packed[1], layer.votes[1].t().contiguous().t(), None, layer.stats[1], layer.shape)
+    with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
+        backend.kernels["cast_votes"](grad, x, None, *rest)
+
+
+def test_offset_tensors_are_read_and_written_where_they_lie(backend: KernelBackend) -> None:
+    layer = Layer(backend, WeightShape(40, 70, 32))
+
+    def offset(tensor: Tensor) -> Tensor:
+        whole = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype)
+        return whole[3:].view(tensor.shape).copy_(tensor)
+
+    for held in (layer.packed, layer.votes, layer.exponent_votes, layer.stats):
+        held[1] = offset(held[1])
+    operands = offset(numbers(5, -9, 9, 6, 40)), offset(numbers(6, -9, 9, 6, 70)), offset(torch.tensor(0.5))
+    layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.run("apply_scaled_votes", layer.packed, layer.votes, 9, 500, True, *WORDS)
+    layer.check()
+
+
+def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
+    shape = WeightShape(40, 70, 32)
+    layer = Layer(backend, shape)
+    grad, x = numbers(5, -9, 9, 6, 40), numbers(6, -9, 9, 6, 70)
+    held: dict[str, Any] = {
+        "packed": layer.packed[1],
+        "votes": layer.votes[1],
+        "exponent_votes": layer.exponent_votes[1],
+        "stats": layer.stats[1],
+    }
+
+    def cast(grad: Tensor = grad, x: Tensor = x, scale: Tensor | None = None, **changed: Tensor) -> None:
+        backend.kernels["cast_votes"](grad, x, scale, *{**held, **changed}.values(), shape)
+
+    cast()
+    for name, tensor in held.items():
+        with pytest.raises(ValueError, match=name):
+            cast(**{name: tensor[..., :-1].contiguous()})
+        with pytest.raises(TypeError, match=name):
+            cast(**{name: tensor.to(torch.int64)})
+        with pytest.raises((TypeError, ValueError), match=name):
+            cast(**{name: tensor.to("meta")})
+    with pytest.raises(ValueError, match="grad"):
+        cast(grad=grad[:, :-1])
+    with pytest.raises(ValueError, match="x must be"):
+        cast(x=x[0])
+    with pytest.raises(ValueError, match="int8 gradient needs int8 activations"):
+        cast(x=x.float())
+    with pytest.raises(ValueError, match="scale must be one number"):
+        cast(scale=torch.ones(2))
+    scaled = (*held.values(), torch.zeros(110), torch.ones(110, dtype=torch.int32))
+    with pytest.raises(ValueError, match="need an int8 gradient"):
+        backend.kernels["cast_scaled_votes"](grad.float(), x, None, *scaled, 256, 0, *WORDS, shape)
+    for limit, shift in ((0, 0), (127 * 256 + 1, 0), (1, -1), (1, 32)):
+        with pytest.raises(ValueError, match="vote_limit" if shift == 0 else "exponent_shift"):
+            backend.kernels["cast_scaled_votes"](grad, x, torch.tensor(1.0), *scaled, limit, shift, *WORDS, shape)
+    with pytest.raises(ValueError, match="threshold"):
+        backend.kernels["apply_votes"](layer.packed[1], layer.votes[1], 128, 0, shape)
+    with pytest.raises(ValueError, match="decay"):
+        backend.kernels["apply_scaled_votes"](layer.packed[1], layer.votes[1], 9, 65537, True, *WORDS, shape)
+
+
+@pytest.mark.parametrize("wrong", [-1, 40, 2**40])
+def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(backend: KernelBackend, wrong: int) -> None:
+    layer = Layer(backend, WeightShape(40, 70, 32))
+    before = layer.votes[1].clone()
+    held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], None, None, layer.stats[1], layer.shape)
+    with pytest.raises(IndexError, match=r"ids must be in 0\.\.39"):
+        backend.kernels["embedding_votes"](torch.tensor([1, wrong]), torch.ones(2, 70), None, *held)
+    assert torch.equal(layer.votes[1], before)
