@@ -29,7 +29,10 @@ from arb_ternary.run.report import RunReport
 from arb_ternary.run.runner import RunRequest, train
 
 #: What every phase of two short steps is told, as far as it has such options.
-BRIEF = {"steps": 2, "batch_size": 2, "block_size": 8, "eval_every": 0, "accum_threshold": 1}
+BRIEF = {
+    "steps": 2, "batch_size": 2, "block_size": 8, "eval_every": 0, "accum_threshold": 1,
+    "target_stacks": 2, "steps_per_stack": 1, "blocks_per_stack": 1,
+}  # fmt: skip
 FLOATS = ["embedding", "head", "norms", "linears"]
 
 
@@ -87,10 +90,11 @@ def test_components_work_together_and_resume(
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     parts = float_parts(optimizer.spec.accepts)
+    # Bytes, because masked objectives need an id that the text does not use.
     config = {
         "name": "together",
         "backend": backend.spec.name,
-        "data": {"name": "text", "path": str(text), "tokenizer": "characters"},
+        "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
         "model": {
             "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32,
             "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {}),
