@@ -1,4 +1,4 @@
-"""The config of progressive training: the guide's YAML, assignments that are checked, faults with file and line."""
+"""The config of progressive training: a YAML of many keys, assignments that are checked, faults with file and line."""
 
 from __future__ import annotations
 
