@@ -303,12 +303,16 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert "click" in loaded, "the list of modules is a real one"
 
 
-def test_help_costs_less_than_150_ms_of_cpu_time():
-    def cpu_seconds() -> float:
+def test_help_costs_little_more_than_the_libraries_it_stands_on():
+    # 150 ms of CPU time on an idle machine; as a ratio, since other work on the same cores makes both dearer.
+    def cpu_seconds(arguments: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(arb_help(), stdout=subprocess.DEVNULL, env=dict(os.environ), check=True)
+        subprocess.run(arguments, stdout=subprocess.DEVNULL, env=dict(os.environ), check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    cpu_seconds()  # writes the byte code
-    assert min(cpu_seconds() for _ in range(7)) < 0.150
+    libraries = [sys.executable, "-c", "import attrs, click, importlib.metadata, pluggy"]
+    cpu_seconds(arb_help())  # writes the byte code
+    costs = [(cpu_seconds(arb_help()), cpu_seconds(libraries)) for _ in range(7)]
+    ours, theirs = (min(column) for column in zip(*costs, strict=True))
+    assert ours < 2.5 * theirs
