@@ -45,7 +45,7 @@ TUNING_SEED = 1000
 STACKS = 4
 BATCH, BLOCK = 16, 128
 #: Of the text that all arms train on: little enough that samples come again.
-TRAIN_BYTES = 1_000_000
+TRAIN_BYTES = 250_000
 #: Points of a curve of the training loss.
 POINTS = 200
 
