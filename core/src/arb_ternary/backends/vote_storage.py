@@ -12,7 +12,7 @@ from torch import Tensor
 from arb_ternary.backends.layout import pack_trits, packed_columns, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["open_votes", "pack_votes", "stored_rows", "unpack_votes", "write_votes_"]
+__all__ = ["open_votes", "pack_votes", "row_bytes", "stored_rows", "unpack_votes", "write_votes_"]
 
 
 def _pack_nibbles(votes_NK: Tensor) -> Tensor:
@@ -52,10 +52,14 @@ def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     return stored.clone() if shape.vote_bits == 8 else open_votes(stored, shape)
 
 
+def row_bytes(columns: int, bits: int) -> int:
+    """Bytes of a row of ``columns`` stored accumulators of ``bits`` bits."""
+    return {8: columns, 4: -(-columns // 2), 2: packed_columns(columns)}[bits]
+
+
 def stored_rows(votes: Tensor, shape: WeightShape) -> Tensor:
     """The stored accumulators as a matrix with one row a row of the weight; no copy."""
-    widths = {8: shape.in_features, 4: -(-shape.in_features // 2), 2: packed_columns(shape.in_features)}
-    return votes.view(shape.out_features, widths[shape.vote_bits])
+    return votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
 
 
 def open_votes(stored: Tensor, shape: WeightShape) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from arb_ternary.models.cache import LayerCache, Span
 from arb_ternary.models.config import DecoderConfig
 from arb_ternary.models.parts import make_linear, make_norm
-from arb_ternary.models.rotary import rotate
+from arb_ternary.models.rotary import rotary_angles, rotate
 
-__all__ = ["Attention", "Positions", "attend", "visibility"]
+__all__ = ["Attention", "Positions", "attend", "make_positions", "visibility"]
 
 #: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
 #: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
@@ -62,6 +62,33 @@ def visibility(
     if window is not None:
         mask_ST &= key_T > query_S1 - window
     return mask_ST, False
+
+
+def make_positions(
+    config: DecoderConfig,
+    x_BSD: Tensor,
+    *,
+    start: int,
+    total: int,
+    window: int | None,
+    span: Span | None = None,
+) -> Positions:
+    """The :class:`Positions` of a pass over the residual stream ``x``.
+
+    Args:
+        config: the decoder's options.
+        x_BSD: gives the number of new positions, the dtype and the device.
+        start: place of the first new position in its sequence.
+        total: positions that there are with the new ones.
+        window: positions that each sees; None = all.
+        span: where a cache takes the new positions.
+    """
+    length, device = x_BSD.size(1), x_BSD.device
+    # Rotations of a float16 model are computed in float32: its queries have fewer bits than the angle needs.
+    dtype = torch.promote_types(x_BSD.dtype, torch.float32)
+    cos_SP, sin_SP = rotary_angles(start, length, config.key_features, config.rotary_base, dtype=dtype, device=device)
+    mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
+    return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
 
 
 def attend(query_BHSC: Tensor, key_BGTC: Tensor, value_BGTC: Tensor, positions: Positions) -> Tensor:

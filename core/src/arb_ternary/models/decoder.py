@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.attention import Positions, visibility
+from arb_ternary.models.attention import Positions, make_positions
 from arb_ternary.models.block import Block
 from arb_ternary.models.cache import KeyValueCache
 from arb_ternary.models.config import DecoderConfig
 from arb_ternary.models.parts import make_embedding, make_head, make_norm
-from arb_ternary.models.rotary import rotary_angles
 
 __all__ = ["Decoder", "DecoderConfig", "build"]
 
@@ -197,13 +196,7 @@ class Decoder(nn.Module):
         else:
             start, span, window = cache.length, cache.reserve(batch, length), cache.window
             total = span.past + length
-        # Rotations of a float16 model are computed in float32: its queries have fewer bits than the angle needs.
-        dtype = torch.promote_types(x_BSD.dtype, torch.float32)
-        cos_SP, sin_SP = rotary_angles(
-            start, length, config.key_features, config.rotary_base, dtype=dtype, device=x_BSD.device
-        )
-        mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=x_BSD.device)
-        return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
+        return make_positions(config, x_BSD, start=start, total=total, window=window, span=span)
 
 
 def build(config: DecoderConfig, vocabulary_size: int) -> Decoder:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
@@ -12,14 +13,14 @@ from arb_ternary.config.choice import Choice, OptimizerChoice
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.errors import ConfigError
 from arb_ternary.run.init_from import load_weights
-from arb_ternary.run.loop import TrainingLoop
+from arb_ternary.run.loop import StepReport, TrainingLoop
 from arb_ternary.run.options import LoopOptions
 from arb_ternary.run.protocol import PhaseResult
 
 if TYPE_CHECKING:
     from arb_ternary.run.context import RunContext
 
-__all__ = ["StandardConfig", "StandardPhase", "build"]
+__all__ = ["StandardConfig", "StandardPhase", "StepAttention", "attend_to_step", "build", "refuse_two_rates"]
 
 
 @frozen(kw_only=True)
@@ -36,6 +37,19 @@ class StandardConfig(LoopOptions):
     init_from: str | None = option(
         None, "run directory or checkpoint whose weights the phase starts from; null = the model as it is"
     )
+
+
+class StepAttention(Protocol):
+    """Options of a phase: how often a step gets what attention."""
+
+    @property
+    def log_every(self) -> int: ...
+
+    @property
+    def eval_every(self) -> int: ...
+
+    @property
+    def eval_batches(self) -> int | None: ...
 
 
 class StandardPhase:
@@ -82,13 +96,7 @@ class StandardPhase:
         report = loop.advance()
         if report is not None:
             self._last_loss = report.loss
-            log = report.step % self.config.log_every == 0 or report.step == self.config.steps
-            context.record_step(report.metrics(), tokens=report.tokens, phase_step=report.step, log=log)
-            # The end of a run has an evaluation on all validation tokens anyway.
-            at_the_end = context.in_last_phase and report.step == self.config.steps
-            if self.config.eval_every and report.step % self.config.eval_every == 0 and not at_the_end:
-                context.evaluate(self.config.eval_batches)
-            context.checkpoint_if_due()
+            attend_to_step(context, report, self.config, steps=self.config.steps)
         context.stop_if_requested()
         return loop.step < self.config.steps
 
@@ -119,6 +127,39 @@ class StandardPhase:
         if self.loop is None:
             raise RuntimeError("the standard phase has not begun")
         return self.loop
+
+
+def attend_to_step(
+    context: RunContext,
+    report: StepReport,
+    options: StepAttention,
+    *,
+    steps: int,
+    ends_phase: bool = True,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write a step down; then evaluate and save a checkpoint where that is due.
+
+    Args:
+        context: the run.
+        report: of the step.
+        options: how often a step is shown, and evaluated after.
+        steps: that the loop will take.
+        ends_phase: whether the loop's last step is that of the phase.
+        more: further numbers of the step.
+    """
+    last = report.step == steps
+    context.record_step(
+        {**report.metrics(), **more},
+        tokens=report.tokens,
+        phase_step=report.step,
+        log=report.step % options.log_every == 0 or last,
+    )
+    # The end of a run has an evaluation on all validation tokens anyway.
+    at_the_end = context.in_last_phase and last and ends_phase
+    if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:
+        context.evaluate(options.eval_batches)
+    context.checkpoint_if_due()
 
 
 def refuse_two_rates(optimizer: Choice, lr: float | None, path: str) -> None:

@@ -21,6 +21,7 @@ from arb_ternary_progressive.config import (
     TrainingConfig,
 )
 from arb_ternary_progressive.errors import TooManyStacks
+from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
 from arb_ternary_progressive.stack import GivenAdapter, Stack, chosen_adapter, seeded_birth, stack_adapter
@@ -115,7 +116,7 @@ class ProgressiveRackBuilder:
             builder._rack = decoder
             return builder
         progressive = builder.progressive
-        precision: Precision = "full" if "linears" in decoder.config.float_parts else "ternary"
+        precision = native_precision(decoder.config.float_parts)
         rack = Rack.from_decoder(
             decoder,
             precision=precision,

@@ -16,7 +16,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.freezing import set_learning
 from arb_ternary_progressive.hidden_codec import CacheDtype
-from arb_ternary_progressive.history import Trunk
+from arb_ternary_progressive.history import Progress, StackRecord, Trunk
 from arb_ternary_progressive.trunk import TrunkStream
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Stage:
         newest.set_learning("all")
         first = len(stacks) == 1
         appended = position == last
-        for part in _input_end(rack):
+        for part in rack.input_end:
             set_learning(part, first or not appended)
         for part in _output_end(rack):
             set_learning(part, first or appended)
@@ -72,6 +72,27 @@ class Stage:
         else:
             builder.freeze_all_but_qlora()
         return cls(rack, last, position, strategy)
+
+    def record(self, progress: Progress, *, time_step: int | None, skipped: int) -> StackRecord:
+        """What became of the stack.
+
+        Args:
+            progress: of its training.
+            time_step: that it was trained at; None where time is an input.
+            skipped: micro-batches without a finite loss or gradient.
+        """
+        stack = self.rack.ordered_stacks[self.position]
+        return StackRecord(
+            stack_id=stack.stack_id,
+            index=self.index,
+            position=self.position,
+            blocks=len(stack.blocks),
+            precision=stack.precision,
+            trunk=self.trunk,
+            time_step=time_step,
+            skipped=skipped,
+            **progress.numbers(),
+        )
 
     @property
     def streams(self) -> str:
@@ -94,15 +115,11 @@ def trunk_stream(stage: Stage, cache: ActivationCache | None, dtype: CacheDtype)
 
 def release(rack: Rack) -> None:
     """Let everything learn that can, as after the growth."""
-    for part in (*_input_end(rack), *_output_end(rack)):
+    for part in (*rack.input_end, *_output_end(rack)):
         set_learning(part, True)
     for stack in rack.ordered_stacks:
         if stack.can_learn:
             stack.set_learning("all")
-
-
-def _input_end(rack: Rack) -> list[nn.Module]:
-    return [rack.embedding, *([] if rack.time_embedding is None else [rack.time_embedding])]
 
 
 def _output_end(rack: Rack) -> list[nn.Module]:

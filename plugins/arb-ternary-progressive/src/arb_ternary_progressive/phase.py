@@ -17,14 +17,15 @@ from arb_ternary.models.decoder import Decoder
 from arb_ternary.run.loop import TrainingLoop
 from arb_ternary.run.protocol import PhaseResult
 from arb_ternary.run.seeding import derived_generator
-from arb_ternary.run.standard import refuse_two_rates
+from arb_ternary.run.standard import attend_to_step, refuse_two_rates
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import Precision, ProgressiveConfig
+from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.growth import Stage, release, trunk_stream
 from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
@@ -216,7 +217,7 @@ class ProgressivePhase:
             )
 
     def _growth(self, model: Decoder, mask_token: int | None) -> ProgressiveConfig:
-        native: Precision = "full" if "linears" in model.config.float_parts else "ternary"
+        native = native_precision(model.config.float_parts)
         return self.config.progressive(native, mask_token_id=mask_token)
 
     def _cache(self) -> ActivationCache | None:
@@ -272,33 +273,19 @@ class ProgressivePhase:
         report = loop.advance()
         if report is not None:
             self._progress.add(report.loss, report.tokens)
-            last = report.step == loop.options.steps
-            context.record_step(
-                {**report.metrics(), "stack": stage.index},
-                tokens=report.tokens,
-                phase_step=report.step,
-                log=report.step % config.log_every == 0 or last,
+            attend_to_step(
+                context,
+                report,
+                config,
+                steps=loop.options.steps,
+                ends_phase=stage.index == config.target_stacks - 1,
+                more={"stack": stage.index},
             )
-            at_the_end = context.in_last_phase and last and stage.index == config.target_stacks - 1
-            if config.eval_every and report.step % config.eval_every == 0 and not at_the_end:
-                context.evaluate(config.eval_batches)
-            context.checkpoint_if_due()
         context.stop_if_requested()
 
     def _record(self, context: RunContext, stage: Stage, loop: _StackLoop) -> None:
         """Write down what became of the stack."""
-        stack = stage.rack.ordered_stacks[stage.position]
-        record = StackRecord(
-            stack_id=stack.stack_id,
-            index=stage.index,
-            position=stage.position,
-            blocks=len(stack.blocks),
-            precision=stack.precision,
-            trunk=stage.trunk,
-            time_step=loop.time_step,
-            skipped=loop.skipped,
-            **self._progress.numbers(),
-        )
+        record = stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
         self.records.append(record)
         context.metrics.write({"event": "stack", "step": context.step, "phase": self.name, **record.to_json()})
 

@@ -17,11 +17,12 @@ from arb_ternary.models.decoder import Decoder
 from arb_ternary.run.build import build_model, configured_backend, require_protocol
 from arb_ternary.run.precision import autocast_for, resolve_device
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import Precision, StackWiseConfig
+from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth
+from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
 
 __all__ = ["plan_file", "plan_python", "plan_run"]
@@ -64,7 +65,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     vocabulary = data.tokenizer.vocabulary_size
     layers = getattr(config.model.options, "layers", 1)
-    native: Precision = "full" if "linears" in getattr(config.model.options, "float_parts", ()) else "ternary"
+    native = native_precision(getattr(config.model.options, "float_parts", ()))
     progressive = options.progressive(native)
     device = resolve_device("cpu")
     selection = select(request_backend(config=configured_backend(config), device=device.type))

@@ -15,7 +15,7 @@ is computed, not of what a stack keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
@@ -44,6 +44,7 @@ __all__ = [
     "is_frozen",
     "is_ternary",
     "make_block",
+    "native_precision",
     "store_block",
     "widen_block",
 ]
@@ -171,6 +172,11 @@ def block_config(config: DecoderConfig, precision: Precision, base: Base) -> Dec
     elif config.learned_norms or "norms" in config.float_parts:
         floats = ("linears", "norms")
     return attrs.evolve(config, float_parts=floats)
+
+
+def native_precision(float_parts: Collection[str]) -> Precision:
+    """What the linears of a decoder with these float parts are stored in."""
+    return "full" if "linears" in float_parts else "ternary"
 
 
 def is_ternary(precision: Precision, base: Base) -> bool:

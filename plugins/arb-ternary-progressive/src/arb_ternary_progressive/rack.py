@@ -144,6 +144,11 @@ class Rack(Decoder):
         self.time_embedding = None if time_embedding is None else time_embedding.to(self._device())
         self._seed_new_votes(before)
 
+    @property
+    def input_end(self) -> list[nn.Module]:
+        """What makes the input of the first stack: the embedding, and that of time where there is one."""
+        return [self.embedding, *([] if self.time_embedding is None else [self.time_embedding])]
+
     # --- stacks ---
 
     @property

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
-from arb_ternary.models.attention import Positions, visibility
+from arb_ternary.models.attention import Positions, make_positions
 from arb_ternary.models.block import Block
 from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.rotary import rotary_angles
 from arb_ternary.run.seeding import derive_seed
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import (
@@ -230,19 +229,8 @@ class Stack(nn.Module):
     def forward(self, x_BSD: Tensor, positions: Positions | None = None) -> Tensor:
         """The residual stream ``[B, S, D]`` after its blocks, of whole sequences unless ``positions`` say otherwise."""
         if positions is None:
-            config, length = self._config, x_BSD.size(1)
-            cos_SP, sin_SP = rotary_angles(
-                0,
-                length,
-                config.key_features,
-                config.rotary_base,
-                dtype=torch.promote_types(x_BSD.dtype, torch.float32),
-                device=x_BSD.device,
-            )
-            mask_ST, is_causal = visibility(
-                length, length, config.sliding_window, causal=config.causal, device=x_BSD.device
-            )
-            positions = Positions(cos_SP, sin_SP, mask_ST, is_causal)
+            config = self._config
+            positions = make_positions(config, x_BSD, start=0, total=x_BSD.size(1), window=config.sliding_window)
         for block in self.blocks:
             x_BSD = block(x_BSD, positions)
         return x_BSD

@@ -180,13 +180,12 @@ class ProgressiveTrainer:
         self.config.validate()
         rack_builder.adopt(self.config)
         checkpoint = self._newest() if resume else None
-        began = self._restore(rack_builder, checkpoint)
+        existing = self._restore(rack_builder, checkpoint)
         progressive = self.config.training.progressive
-        if began is None:
-            began = self._began_with = len(rack_builder.build_rack().ordered_stacks)
-        elif began == target_stacks:
+        if existing is None:
+            existing = self._began_with = len(rack_builder.build_rack().ordered_stacks)
+        elif existing == target_stacks:
             return self.history
-        existing = began
         if target_stacks > progressive.max_stacks:
             raise UsageProblem(
                 f"target_stacks: {target_stacks} is more than max_stacks, {progressive.max_stacks}",
@@ -247,10 +246,8 @@ class ProgressiveTrainer:
         existing: int,
         checkpoint: Checkpoint | None,
     ) -> None:
-        added = 0
         while len(builder.build_rack().ordered_stacks) < target:
             builder.add_stack()
-            added += 1
         rack = self._placed(builder)
         release(rack)
         newest = rack.newest
@@ -362,19 +359,12 @@ class ProgressiveTrainer:
 
     def _record(self, training: _Training) -> StackRecord:
         stage = training.stage
-        stack = stage.rack.ordered_stacks[stage.position]
         strategy: Any = training.loader.masking_strategy
         is_depth = strategy.time_interpretation == "depth"
-        return StackRecord(
-            stack_id=stack.stack_id,
-            index=stage.index,
-            position=stage.position,
-            blocks=len(stack.blocks),
-            precision=stack.precision,
-            trunk=stage.trunk,
+        return stage.record(
+            training.progress,
             time_step=strategy.get_time_step_for_stack(stage.index) if is_depth else None,
             skipped=training.skipped,
-            **training.progress.numbers(),
         )
 
     def _cache(self) -> ActivationCache | None:

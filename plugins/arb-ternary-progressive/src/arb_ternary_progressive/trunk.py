@@ -53,9 +53,8 @@ class TrunkStream:
         self.until_stack = until_stack
         self.cache = cache
         self.codec = HiddenCodec(dtype) if cache is None else cache.codec
-        ends = [rack.embedding, *([] if rack.time_embedding is None else [rack.time_embedding])]
         #: Versions of the trunk, and of the one that is a stack shorter.
-        self.version, self.shorter = trunk_version(*ends, base=repr(attrs.evolve(rack.config, layers=1))), ""
+        self.version, self.shorter = trunk_version(*rack.input_end, base=repr(attrs.evolve(rack.config, layers=1))), ""
         for stack in rack.ordered_stacks[:until_stack]:
             self.version, self.shorter = trunk_version(stack, base=self.version), self.version
         if cache is not None:
