@@ -275,7 +275,8 @@ def test_in_a_qlora_trunk_adapters_change_in_attention_and_feed_forward_and_noth
     assert changed
     assert all(".adapters." in name for name in changed)
     for name in ("stack", "progressive"):
-        for part in ("attention.query", "attention.key", "attention.value", "attention.output", "feed_forward.up"):
+        attention = (f"attention.{each}" for each in ("query", "key", "value", "output"))
+        for part in (*attention, "feed_forward.up", "feed_forward.down"):
             assert any(f"{part}.adapters.{name}.up" in key for key in changed), (part, name)
 
 

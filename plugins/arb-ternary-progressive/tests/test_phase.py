@@ -28,6 +28,7 @@ from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.history import StackRecord
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+from arb_ternary_progressive.rack import Rack
 
 SMALL = {"width": 32, "layers": 1, "heads": 2, "max_length": 32, "group_size": 32}
 TERNARY = {"name": "decoder", **SMALL}
@@ -248,6 +249,66 @@ def test_where_there_is_nothing_to_cache_it_says_so(tmp_path: Path) -> None:
     assert "stack 1: the activation cache is not used: the new stack lies below the trunk" in log
 
 
+def test_a_folder_is_used_again_by_a_run_whose_trunk_is_the_same(tmp_path: Path) -> None:
+    options = {"target_stacks": 2, "cache_folder": str(tmp_path / "cache")}
+    asked = []
+    for name in ("first", "second"):
+        run = grow(tmp_path / name, options)
+        ((hits, total),) = re.findall(r"cache: (\d+) hits of (\d+)", (run.path / "logs" / "train.log").read_text())
+        asked.append((int(hits), int(total)))
+    assert asked == [(0, 4), (4, 4)]
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+#: Of eight positions, how many are hidden at each of eight time steps: floor(8 (.15 + .1 step)).
+HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [0, 3, 7]),
+        ({"stack_time_mapping": "exponential"}, [0, 2, 7]),
+        ({"stack_time_mapping": "time_per_stack", "time_per_stack": 2}, [0, 2, 4]),
+        ({"building_mode": "prepend"}, [0, 3, 7]),
+    ],
+)
+def test_each_stack_is_trained_at_the_time_step_that_its_depth_is_mapped_to(
+    tmp_path: Path, options: dict[str, Any], steps: list[int]
+) -> None:
+    run = grow(tmp_path, options, model={**TERNARY, "causal": False}, masking={"name": "time_step"})
+    entries = [record for record in read_metrics(run.metrics_file) if record["event"] == "stack"]
+    assert [entry["time_step"] for entry in entries] == steps
+    assert [entry["tokens"] for entry in entries] == [2 * 2 * HIDDEN[step] for step in steps]
+
+
+@pytest.mark.parametrize("sampling", ["batch", "sample"])
+@pytest.mark.parametrize("mode", ["append", "prepend"])
+def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, sampling: str
+) -> None:
+    embed, seen = Rack.embed, []
+
+    def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
+        assert time is not None
+        steps_B = [int(each * 8) for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()]
+        assert (tokens_BS == self.mask_token).sum(dim=1).tolist() == [HIDDEN[step] for step in steps_B]
+        seen.extend(steps_B)
+        return embed(self, tokens_BS, time)
+
+    monkeypatch.setattr(Rack, "embed", spy)
+    timed = {"time_interpretation": "input", "time_sampling": sampling}
+    options = {**timed, "target_stacks": 2, "steps_per_stack": 6, "time_embedding_dim": 8, "building_mode": mode}
+    model, masking = {**TERNARY, "causal": False}, {"name": "time_step", **timed}
+    config = run_config(tmp_path, options, 0, model=model, masking=masking)
+    end = make_choice("phase", "standard", {"steps": 2, "batch_size": 2, "block_size": 8})
+    config = attrs.evolve(config, phases=(*config.phases, end))
+    train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
+    measure(load_run(tmp_path / "run"))
+    assert len(set(seen)) > 3
+
+
 # --- what it leaves --------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +327,15 @@ def test_the_history_has_one_entry_a_stack_and_the_loss_does_not_jump_at_a_birth
         assert entry.mean_loss == pytest.approx(sum(found) / 3)
         assert entry.tokens == 3 * 2 * 8
         assert (entry.precision, entry.blocks) == ("full", 1)
+
+
+def test_rates_start_anew_with_each_stack(tmp_path: Path) -> None:
+    options = {"target_stacks": 2, "steps_per_stack": 4, "warmup_steps": 2, "lr_schedule": "linear", "lr": 0.01}
+    run = grow(tmp_path, options, model=FLOAT, optimizer={"name": "adamw"})
+    records = [record for record in read_metrics(run.metrics_file) if record["event"] == "train"]
+    first, second = ([record["lr"] for record in records if record["stack"] == stack] for stack in range(2))
+    assert first == second
+    assert first[0] < first[1] == first[2] == 0.01 > first[3]
 
 
 def _fields(record: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arb_ternary.cli.main import main
 from arb_ternary.config.loading import load_config
@@ -61,6 +61,16 @@ def nbytes(value: Any) -> int:
     return sum(map(nbytes, items))
 
 
+def kept_by(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What ``forward`` returns, and the bytes of the storages that it leaves for the backward pass."""
+    own = {each.untyped_storage().data_ptr() for each in (*rack.parameters(), *rack.buffers())}
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+        result = forward()
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
+    return result, sum(size for pointer, size in storages.items() if pointer not in own)
+
+
 def measured(path: Path) -> list[dict[str, int]]:
     """Build and train the real rack of the config, and count tensors."""
     config = load_config(path).config
@@ -82,12 +92,11 @@ def measured(path: Path) -> list[dict[str, int]]:
         stream = trunk_stream(stage, cache, "float32")
         for step in range(options.steps_per_stack or 0):
             optimizer.zero_grad()
-            if stream is None:
-                logits = rack(tokens)
-            else:
-                hidden = stream.hidden(tokens, torch.arange(4) + 4 * step)
-                logits = rack(tokens, hidden=hidden, from_stack=stage.position)
-            masked_loss(logits, batch).backward()  # type: ignore[no-untyped-call]
+            inputs: dict[str, Any] = {}
+            if stream is not None:
+                inputs = {"hidden": stream.hidden(tokens, torch.arange(4) + 4 * step), "from_stack": stage.position}
+            loss, kept = kept_by(rack, lambda inputs=inputs: masked_loss(rack(tokens, **inputs), batch))
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         tensors = {id(each): each.nbytes for each in (*rack.parameters(), *rack.buffers())}
         if stream is not None:
@@ -106,6 +115,7 @@ def measured(path: Path) -> list[dict[str, int]]:
                 "optimizer": nbytes(optimizer.state_dict()),
                 "cache": 0 if stream is None else cache.nbytes,
                 "gradients": floats + sum(each.nbytes for each in working),
+                "activations": kept,
                 "trainable": sum(p.numel() for p in rack.parameters() if p.requires_grad),
             }
         )
@@ -134,9 +144,9 @@ def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], ca
         assert memory.weights == pytest.approx(found["weights"], rel=0.01)
         assert memory.optimizer == pytest.approx(found["optimizer"], rel=0.01, abs=64)
         assert memory.cache == found["cache"]
-        state = memory.weights + memory.optimizer + memory.gradients + memory.cache
-        assert state == pytest.approx(sum(found.values()) - found["trainable"], rel=0.1)
         assert memory.gradients == pytest.approx(found["gradients"], rel=0.01)
+        assert memory.activations == pytest.approx(found["activations"], rel=0.05)
+        assert memory.total == pytest.approx(sum(found.values()) - found["trainable"], rel=0.1)
         if model:
             assert stage.trainable == found["trainable"]
 
@@ -198,6 +208,10 @@ def test_the_command_prints_it(write: Callable[..., Path], capsys: pytest.Captur
         ["1", "1", "3", "5", "ternary", "frozen"],
         ["2", "2", "3", "8", "ternary", "frozen"],
     ]
+    for line, stage in zip(lines[1:], plan_file(path), strict=True):
+        assert line.split()[6] == str(stage.time_step)
+        assert f" {stage.parameters:,} " in line
+        assert line.endswith(f" {stage.memory.total / 1024:.1f} KiB")
     assert main(["progressive", "plan", str(path), "--json", "-o", "phases.0.target_stacks=2"]) == 0
     stages = json.loads(capsys.readouterr().out)
     assert [stage["memory"]["total"] for stage in stages] == [stage.memory.total for stage in plan_file(path)[:2]]

@@ -187,6 +187,32 @@ def test_end_to_end_training_makes_all_stacks_at_once_and_takes_as_many_steps() 
     assert history[0].trunk == "none"
 
 
+#: Of eight positions, how many are hidden at each of eight time steps: floor(8 (.15 + .1 step)).
+HIDDEN = (1, 2, 2, 3, 4, 5, 6, 6)
+
+
+@pytest.mark.parametrize("sampling", ["batch", "sample"])
+@pytest.mark.parametrize("mode", ["append", "prepend"])
+def test_the_time_that_enters_is_the_one_at_which_tokens_are_hidden(
+    monkeypatch: pytest.MonkeyPatch, mode: Any, sampling: Any
+) -> None:
+    embed, seen = Rack.embed, []
+
+    def spy(self: Rack, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
+        assert time is not None
+        steps_B = [int(each * 8) for each in torch.as_tensor(time).reshape(-1).expand(len(tokens_BS)).tolist()]
+        assert (tokens_BS == VOCABULARY - 1).sum(dim=1).tolist() == [HIDDEN[step] for step in steps_B]
+        seen.extend(steps_B)
+        return embed(self, tokens_BS, time)
+
+    monkeypatch.setattr(Rack, "embed", spy)
+    options = config(
+        time_interpretation="input", time_sampling=sampling, building_mode=mode, training={"steps_per_stack": 6}
+    )
+    ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 2)
+    assert len(set(seen)) > 3
+
+
 def test_a_number_of_steps_goes_over_the_data_as_often_as_it_takes() -> None:
     options = config(training={"steps_per_stack": 7})
     history = ProgressiveTrainer(options).train_rack(ProgressiveRackBuilder(options), loader(), 1)

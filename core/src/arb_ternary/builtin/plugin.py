@@ -19,7 +19,7 @@ from arb_ternary.specs import (
     TrackerSpec,
 )
 
-ARB_API_VERSION = (1, 2)
+ARB_API_VERSION = (1, 3)
 
 
 @hookimpl

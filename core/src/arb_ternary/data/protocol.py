@@ -62,11 +62,20 @@ class MaskedBatch:
         inputs: int64 ``[B, S]``.
         targets: int64 ``[B, S]``.
         loss_mask: bool ``[B, S]``: positions that count in the loss.
+        times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an input; None = there
+            is none. Since interface 1.3.
     """
 
     inputs: Tensor
     targets: Tensor
     loss_mask: Tensor
+    times: Tensor | None = None
+
+    def to(self, device: torch.device) -> MaskedBatch:
+        """The same on ``device``."""
+        tensors = (self.inputs, self.targets, self.loss_mask, self.times)
+        moved = (None if each is None else each.to(device, non_blocking=True) for each in tensors)
+        return MaskedBatch(*moved)  # type: ignore[arg-type]
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from arb_ternary.data.protocol import MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary.data.sampler import window_count
 from arb_ternary.run.seeding import derived_generator, preserved_global_rng
 
-__all__ = ["Evaluation", "evaluate", "evaluation_mode", "masked_loss"]
+__all__ = ["Evaluation", "evaluate", "evaluation_mode", "masked_loss", "timed"]
 
 
 @frozen
@@ -50,6 +50,11 @@ def masked_loss(logits_BSV: Tensor, batch: MaskedBatch) -> Tensor:
     losses_BS = F.cross_entropy(logits_BSV.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
     mask_BS = batch.loss_mask.flatten()
     return losses_BS.masked_fill(~mask_BS, 0.0).sum() / mask_BS.sum().clamp_min(1)
+
+
+def timed(model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
+    """Keyword arguments of a forward pass: the times, where the model takes them as an input (``takes_time``)."""
+    return {"time": batch.times} if batch.times is not None and getattr(model, "takes_time", False) else {}
 
 
 @contextmanager
@@ -90,12 +95,10 @@ def evaluate(
     context = MaskContext(step=step, seed=seed, vocabulary_size=vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(evaluation_batches(stream, block_size, batch_size, limit=batches)):
-            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context)
-            logits_BSV = model(masked.inputs.to(device))
-            losses_N = F.cross_entropy(
-                logits_BSV.float().flatten(0, 1), masked.targets.to(device).flatten(), reduction="none"
-            )
-            counted_M = losses_N[masked.loss_mask.to(device).flatten()]
+            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
+            logits_BSV = model(masked.inputs, **timed(model, masked))
+            losses_N = F.cross_entropy(logits_BSV.float().flatten(0, 1), masked.targets.flatten(), reduction="none")
+            counted_M = losses_N[masked.loss_mask.flatten()]
             total += counted_M.double().sum().cpu()
             count += counted_M.numel()
     span = window_count(len(stream), block_size, "the validation stream") * block_size + 1

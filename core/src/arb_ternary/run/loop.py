@@ -29,7 +29,7 @@ from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
 from arb_ternary.data.sampler import WindowSampler
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome, as_outcome
-from arb_ternary.run.evaluate import masked_loss
+from arb_ternary.run.evaluate import masked_loss, timed
 from arb_ternary.run.model_calls import call_if_wanted, load_runtime_state, runtime_state
 from arb_ternary.run.precision import autocast_for, scaler_for, set_compute_dtype
 from arb_ternary.run.schedules import apply_schedule
@@ -245,7 +245,7 @@ class TrainingLoop:
             batch: as it was read, on the host.
             masked: what the masking made of it, on the device.
         """
-        logits_BSV: Tensor = self._parts.forward(masked.inputs)
+        logits_BSV: Tensor = self._parts.forward(masked.inputs, **timed(self._parts.model, masked))
         return logits_BSV
 
     def _set_rates(self) -> dict[str, float]:
@@ -269,9 +269,7 @@ class TrainingLoop:
         batch = next(self._parts.loader)
         masked = self.mask(batch)
         self.micro_batches += 1
-        tensors = (masked.inputs, masked.targets, masked.loss_mask)
-        on_device = MaskedBatch(*(tensor.to(context.device, non_blocking=True) for tensor in tensors))
-        return batch, on_device
+        return batch, masked.to(context.device)
 
     def _backward(self, loss: Tensor) -> None:
         share = (

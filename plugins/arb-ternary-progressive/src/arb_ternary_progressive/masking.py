@@ -69,10 +69,12 @@ class RowMasks:
     Attributes:
         shares: of hidden positions, one a row.
         keys: what enters the hash for time, one a row.
+        times: the time of each row; None for a strategy without time.
     """
 
     shares: tuple[float, ...]
     keys: tuple[int, ...]
+    times: tuple[float, ...] | None = None
 
 
 class HidingStrategy(ABC):
@@ -94,7 +96,8 @@ class HidingStrategy(ABC):
 
         Where times are drawn, an equally seeded generator gives the same ones.
         """
-        return None
+        times = self.rows(batch, generator, context).times
+        return None if times is None else torch.tensor(times, dtype=torch.float32)
 
     def mask_token(self, vocabulary_size: int) -> int:
         """The id that stands for a hidden token.
@@ -121,7 +124,7 @@ class HidingStrategy(ABC):
         return self._masks(batch, self.rows(batch, generator, context), context)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``.
+        """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``; and the times.
 
         Raises:
             DataError: the mask token occurs in the data.
@@ -143,7 +146,8 @@ class HidingStrategy(ABC):
             mask_share=self.replacement.mask_share,
             random_share=self.replacement.random_share,
         )
-        return MaskedBatch(inputs_BS, tokens_BS, hidden_BS)
+        times_B = None if rows.times is None else torch.tensor(rows.times, device=tokens_BS.device)
+        return MaskedBatch(inputs_BS, tokens_BS, hidden_BS, times_B)
 
     def _masks(self, batch: Batch, rows: RowMasks, context: MaskContext) -> Tensor:
         ids_B = batch.sample_ids.to(batch.tokens.device)

@@ -173,18 +173,11 @@ class TimeStepMasking(HidingStrategy):
 
     # --- masks ---
 
-    def times(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Tensor:
-        """See :class:`HidingStrategy`; each is the middle of a time step."""
-        steps = self._steps(batch, generator, context)
-        return torch.tensor([time_of_step(step, self.num_time_steps) for step in steps], dtype=torch.float32)
-
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
-        """See :class:`HidingStrategy`."""
+        """See :class:`HidingStrategy`; each time is the middle of a time step."""
         steps = self._steps(batch, generator, context)
-        return RowMasks(
-            tuple(self.fractions[step] for step in steps),
-            tuple(time_key(time_of_step(step, self.num_time_steps)) for step in steps),
-        )
+        times = tuple(time_of_step(step, self.num_time_steps) for step in steps)
+        return RowMasks(tuple(self.fractions[step] for step in steps), tuple(map(time_key, times)), times)
 
     def _steps(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> list[int]:
         count = len(batch.sample_ids)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DataSpec, ExporterSpec, MaskingSpec, PhaseSpec
 
-ARB_API_VERSION = (1, 2)
+ARB_API_VERSION = (1, 3)
 
 
 @hookimpl

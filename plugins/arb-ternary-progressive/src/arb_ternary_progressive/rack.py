@@ -145,6 +145,11 @@ class Rack(Decoder):
         self._seed_new_votes(before)
 
     @property
+    def takes_time(self) -> bool:
+        """Whether time is an input: training and evaluation then hand over the times of the samples."""
+        return self.time_embedding is not None
+
+    @property
     def input_end(self) -> list[nn.Module]:
         """What makes the input of the first stack: the embedding, and that of time where there is one."""
         return [self.embedding, *([] if self.time_embedding is None else [self.time_embedding])]
