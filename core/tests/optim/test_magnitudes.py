@@ -77,11 +77,22 @@ def test_a_sum_that_overflowed_keeps_everything_finite():
     assert torch.isfinite(tracked.factors(1.0)).all()
 
 
+def test_means_are_those_of_one_micro_batch():
+    sums = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    one, several = Magnitudes(3, 2), Magnitudes(3, 2)
+    one.update(sums, 0.5)
+    several.update(4 * sums, 0.5, casts=4)
+    assert torch.equal(one.row, several.row)
+    assert torch.equal(one.column, several.column)
+
+
 def test_a_state_dict_restores_and_refuses_another_shape():
     tracked = Magnitudes(3, 2)
-    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5)
+    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5, casts=2)
+    tracked.deferred = 6
     other = Magnitudes(3, 2)
     other.load_state_dict(tracked.state_dict())
+    assert (other.casts, other.spread) == (2, 7)
     assert torch.equal(other.factors(3.0), tracked.factors(3.0))
     assert other.steps == 1
     with pytest.raises(ValueError, match="3 x 2 weight do not fit one of 2 x 3"):

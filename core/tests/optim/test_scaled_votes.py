@@ -111,6 +111,39 @@ def test_the_first_step_casts_no_votes_and_the_second_does():
         optimizer.zero_grad()
 
 
+def test_votes_of_a_step_with_more_micro_batches_than_the_last_are_spread_thinner():
+    module = layer()
+    optimizer = ScaledVotes({"layer": module})
+    gradient, scales = np.full((N, K), 5), []
+    for draws in (1, 5, 2, 1):
+        for draw in range(draws):
+            scales.append(float(module.vote_scale[0]))
+            cast(module, gradient)
+            if draw < draws - 1:
+                optimizer.defer_step()
+        optimizer.step()
+        optimizer.zero_grad()
+    # 1 / max(of the last step, in this step), of a gradient that is always as large; none before the first magnitudes.
+    parts = [0, 1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 2]
+    # The logarithm of 5 is rounded to 1/256, and weighs a fiftieth.
+    np.testing.assert_allclose(np.array(scales) / scales[1], parts, rtol=2e-3)
+
+
+def test_the_spread_of_votes_survives_a_saved_state_in_the_middle_of_a_step():
+    module = layer()
+    optimizer = ScaledVotes({"layer": module})
+    cast(module, np.full((N, K), 5))
+    optimizer.step()
+    for _ in range(3):
+        cast(module, np.full((N, K), 5))
+        optimizer.defer_step()
+    other = layer()
+    restored = ScaledVotes({"layer": other})
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(other.vote_scale, module.vote_scale)
+    assert other.vote_limit == module.vote_limit
+
+
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
 def test_votes_do_not_depend_on_the_size_of_the_loss(size):
     votes = []

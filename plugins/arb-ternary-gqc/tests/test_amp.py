@@ -17,6 +17,7 @@ WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {
     "gnr": gqc.GradientNormRescaler,
     "sbc": lambda o: gqc.ScheduledBatch(o, 1, 3),
     "gns": lambda o: gqc.GradientNoiseScale(o, max_batch_draws=5),
+    "mht": lambda o: gqc.MetricHypothesisTest(o, error_tolerance=0.2, max_batch_draws=5),
 }
 
 
@@ -25,16 +26,17 @@ def run(make: Any, parameters: Any, scaler: torch.amp.GradScaler | None, unscale
     wrapper = make(torch.optim.SGD(weights, lr=0.1, momentum=0.5))
     decisions = []
     for seed in range(16):
+        metric = (2.0 + 0.1 * (seed % 5),) if isinstance(wrapper, gqc.MetricHypothesisTest) else ()
         generator = torch.Generator().manual_seed(seed)
         loss = sum((p * (0.2 + torch.randn(p.shape, generator=generator))).sum() for p in weights)
         if scaler is None:
             loss.backward()
-            decisions.append(wrapper.step())
+            decisions.append(wrapper.step(*metric))
         else:
             scaler.scale(loss).backward()
             if unscale:
                 scaler.unscale_(wrapper)
-            decisions.append(scaler.step(wrapper))
+            decisions.append(scaler.step(wrapper, *metric))
             scaler.update()
     return decisions, weights
 

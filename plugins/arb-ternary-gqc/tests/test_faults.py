@@ -391,6 +391,21 @@ def test_7_a_closure_may_clear_what_it_has_added_itself() -> None:
     assert weight.item() == -2.0
 
 
+def test_7_a_closure_gives_the_metric_unless_one_is_given() -> None:
+    weight = torch.nn.Parameter(torch.zeros(()))
+    wrapper = ours.MetricHypothesisTest(torch.optim.SGD([weight], lr=1.0), ema_alpha=0.5, max_batch_draws=2)
+
+    def closure() -> Any:
+        (weight * 2.0).backward()
+        return torch.tensor(3.0)
+
+    assert [wrapper.step(closure=closure) for _ in range(2)] == [False, True]
+    assert wrapper.statistics()["running_avg_metric"] == 3.0
+    assert [wrapper.step(5.0, closure) for _ in range(2)] == [False, True]
+    assert wrapper.statistics()["running_avg_metric"] == 4.0
+    assert weight.item() == -4.0
+
+
 def test_7_an_optimizer_that_needs_a_closure_is_refused_with_the_reason() -> None:
     from arb_ternary.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,3 +172,98 @@ def test_the_warm_up_of_a_schedule_in_closed_form_has_the_values_that_it_has_the
             warmup.step()
         values.append(seen)
     assert values[0] == pytest.approx(values[1], rel=1e-12)
+
+
+# --- the surface, and the edges that no random sequence meets ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"OptimizerWrapper{each}" for each in ("GNTS", "GNR", "SBC", "MHT", "GNS")), "NormWarmupScheduler"]
+)
+def test_arguments_have_the_names_the_order_and_the_defaults_that_they_have_there(name: str) -> None:
+    wanted, found = (list(inspect.signature(getattr(each, name)).parameters.values()) for each in (theirs, ours))
+    for here, there in zip(found, wanted, strict=False):
+        assert here.name == there.name
+        # The warm-up's number of steps has a second name here, so that either may be left out.
+        assert here.default == there.default or (here.name, here.default) == ("num_warmup_steps", None)
+    assert len(found) >= len(wanted)
+    if name == "OptimizerWrapperMHT":
+        assert list(inspect.signature(ours.OptimizerWrapperMHT.step).parameters)[:3] == ["self", "metric", "closure"]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("GNTS", {"norm_threshold"}),
+        ("GNR", {"target_norm", "mode"}),
+        ("SBC", {"target_draws", "target_logical_batch_size", "physical_batch_size"}),
+        ("MHT", {"running_avg_metric"}),
+        ("GNS", {"noise_multiplier", "estimated_gns"}),
+    ],
+)
+def test_statistics_have_the_names_that_they_have_there_and_those_of_the_last_step(
+    parameters: Any, backward: Any, name: str, own: set[str]
+) -> None:
+    statistics = {}
+    for package in (theirs, ours):
+        weights = parameters()
+        first = {"physical_batch_size": 1} if name == "SBC" else {}
+        wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first)
+        for seed in range(2):
+            backward(weights, seed)
+            wrapper.step(*([2.0] if name == "MHT" else []))
+        statistics[package] = wrapper.statistics()
+    more = {"last_grad_norm", "last_num_draws", "dropped"}
+    assert set(statistics[ours]) == {"batches", "steps", "num_draws"} | own | more
+    assert set(statistics[theirs]) == set(statistics[ours]) - more
+    if name in ("SBC", "GNR"):
+        assert statistics[ours]["last_num_draws"] == 1
+        expected = torch.cat([(0.2 + noise).flatten() for noise in noises(1)]).norm().item()
+        assert statistics[ours]["last_grad_norm"] == pytest.approx(expected, rel=1e-12)
+
+
+def noises(seed: int) -> list[torch.Tensor]:
+    """The noise of one micro-batch of the fixture ``backward``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 2), (4,))]
+
+
+def decided(package: Any, name: str, gradients: Sequence[Sequence[float]], **options: Any) -> tuple[list[bool], Any]:
+    """The decisions on these gradients of one parameter, and where it ends."""
+    weight = torch.nn.Parameter(torch.zeros(len(gradients[0]), dtype=torch.float64))
+    quantity = options.pop("quantity", None)
+    wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD([weight], lr=1.0), **options)
+    if quantity is not None:
+        LambdaLR(wrapper, lambda _: quantity)
+    decisions = []
+    for gradient in gradients:
+        (weight * torch.tensor(gradient, dtype=torch.float64)).sum().backward()
+        decisions.append(bool(wrapper.step(2.0) if name == "MHT" else wrapper.step()))
+    return decisions, weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "gradients", "options", "expected"),
+    [
+        # 5 is not below 5, nor is the mean of two; that of three is.
+        ("GNTS", [[3, 4], [3, 4], [0, 0]], {"quantity": 5.0}, [False, False, True]),
+        # Halves are rounded to even: 2.5 to 2, 3.5 to 4; and there is always one.
+        ("SBC", [[1]] * 4, {"physical_batch_size": 2, "initial_logical_batch_size": 5}, [False, True] * 2),
+        ("SBC", [[1]] * 4, {"physical_batch_size": 2, "initial_logical_batch_size": 7}, [False] * 3 + [True]),
+        ("SBC", [[1]] * 2, {"physical_batch_size": 4, "initial_logical_batch_size": 1}, [True] * 2),
+        ("SBC", [[1]] * 4, {"physical_batch_size": 3}, [True] * 4),
+        # A norm as small as what is added to it ends at half the target, and nothing stays nothing.
+        ("GNR", [[1e-12, 0], [0, 0]], {}, [True, True]),
+        ("GNR", [[1e-12, 0], [0, 0]], {"mode": "independent"}, [True, True]),
+        # Equal metrics have an interval all the same, which no tolerance of 0 holds.
+        ("MHT", [[1]] * 6, {"error_tolerance": 0.0, "max_batch_draws": 3}, [False, False, True] * 2),
+        ("MHT", [[1]] * 4, {"error_tolerance": 0.01}, [False, True] * 2),
+        ("GNS", [[1]] * 6, {}, [False, True] * 3),
+    ],
+)
+def test_at_the_edge_of_a_rule_too(name: str, gradients: Any, options: dict[str, Any], expected: list[bool]) -> None:
+    (mine, weight), (their, other) = (decided(each, name, gradients, **options) for each in (ours, theirs))
+    assert mine == their == expected
+    assert torch.equal(weight, other)
+    if name == "GNR":
+        assert weight.tolist() == pytest.approx([-0.5, 0.0])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gradient_quality_control as theirs
 import pytest
 import torch
 import torch.multiprocessing
@@ -67,11 +68,27 @@ def train(name: str, net: nn.Module, rank: int | None, mode: str, group: Any = N
     return decisions, torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
+def drift(package: Any, rank: int, group: Any, **options: Any) -> Tensor:
+    """The weights after a run in which each rank draws under ``no_sync``."""
+    net = model()
+    wrapped = DistributedDataParallel(net, process_group=group)
+    wrapper = package.OptimizerWrapperGNTS(torch.optim.SGD(net.parameters(), lr=0.1), max_batch_draws=5, **options)
+    for step in range(STEPS):
+        x, y = batch(step)
+        half = slice(4 * rank, 4 * rank + 4)
+        with wrapped.no_sync():
+            loss_of(wrapped, x[half], y[half]).backward()
+        wrapper.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     group = torch.distributed.group.WORLD
     ends = {(name, mode): train(name, model(), rank, mode, group) for name in WRAPPERS for mode in ("reduced", "local")}
+    ends["drift", "there"] = drift(theirs, rank, group)
+    ends["drift", "here"] = drift(gqc, rank, group, process_group=group, local_gradients=True)
     torch.save(ends, f"{folder}/rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -99,6 +116,12 @@ def test_two_ranks_decide_alike_and_as_one_process_with_the_joined_batch(name: s
     assert torch.equal(weights, others)
     # The joined mean is summed in another order; a sum of 18 steps of 8 samples is some thousand roundings.
     torch.testing.assert_close(weights, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_ranks_that_draw_by_themselves_drift_apart_there_and_stay_together_here(both: list[Any]) -> None:
+    first, second = both
+    assert not torch.allclose(first["drift", "there"], second["drift", "there"], rtol=1e-3)
+    assert torch.equal(first["drift", "here"], second["drift", "here"])
 
 
 def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path) -> None:

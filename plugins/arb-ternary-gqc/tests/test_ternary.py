@@ -21,6 +21,7 @@ from arb_ternary.optim.scaled_votes import ScaledVotes
 from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
 from arb_ternary.optim.split import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
+from arb_ternary.testing.component import make_choice
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import build as build_signgsd
 
@@ -31,11 +32,11 @@ INNER: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def layer(gradients: str = "float", backend: str | None = "torch") -> nn.Module:
+def layer(gradients: str = "float") -> nn.Module:
     torch.manual_seed(3)
     activations = "int8" if gradients == "int8" else "float"
     return nn.Sequential(
-        TernaryLinear(64, 8, group_size=32, activations=activations, gradients=gradients, backend=backend)
+        TernaryLinear(64, 8, group_size=32, activations=activations, gradients=gradients, backend="torch")
     )
 
 
@@ -43,7 +44,8 @@ def backward(model: nn.Module, seed: int, size: float = 1.0) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, 64, generator=generator)
     y = torch.randn(16, 8, generator=generator)
-    ((model(x) - y).square().mean() * size).backward()
+    device = next(iter(model.state_dict().values())).device
+    ((model(x.to(device)) - y.to(device)).square().mean() * size).backward()
 
 
 def gradient(model: nn.Module, seed: int) -> np.ndarray:
@@ -56,7 +58,7 @@ def gradient(model: nn.Module, seed: int) -> np.ndarray:
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    return {name: value.cpu().clone() for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("inner", sorted(INNER))
@@ -99,18 +101,58 @@ def test_with_one_draw_a_step_the_run_is_that_of_the_inner_optimizer_to_the_bit(
         assert all(torch.equal(ends[0][name], value) for name, value in other.items())
 
 
-def available(name: str) -> str:
+def _takes(spec: Any) -> bool:
+    """Whether a component trains float parameters or ternary modules by itself."""
+    return spec.accepts <= {"float", "ternary"} and not spec.name.startswith("gqc.")
+
+
+@pytest.mark.parametrize("name", [each.spec.name for each in manager().registry.all("optimizer") if _takes(each.spec)])
+def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulation_to_the_bit(name: str) -> None:
+    accepts = manager().registry.get("optimizer", name).spec.accepts
+    ends = []
+    for wrapped in (True, False):
+        torch.manual_seed(3)
+        hidden = nn.Linear(64, 64) if "float" in accepts else nn.Identity()
+        ternary = TernaryLinear(64, 8, group_size=32, activations="float") if "ternary" in accepts else nn.Identity()
+        model = nn.Sequential(hidden, ternary)
+        inner = make_choice("optimizer", name, {}).build(collect_trainable(model))
+        wrapper = gqc.ScheduledBatch(inner, 1, 3)
+        before = state(model)
+        for seed in range(60):
+            generator = torch.Generator().manual_seed(seed)
+            model(torch.randn(16, 64, generator=generator)).square().mean().backward()
+            if wrapped:
+                assert wrapper.step() == (seed % 3 == 2)
+            elif seed % 3 == 2:
+                for parameter in model.parameters():
+                    parameter.grad /= 3
+                inner.step()
+                inner.zero_grad()
+        ends.append(state(model))
+        for part, present in (("0.", "float" in accepts), ("1.", "ternary" in accepts)):
+            assert present == any(
+                not torch.equal(value, before[key]) for key, value in ends[-1].items() if key.startswith(part)
+            )
+    assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
+
+
+def device_for(backend: str) -> str:
+    """A device of this machine on which the backend works; without one the test is skipped."""
     try:
-        get_backend(name)
+        get_backend(backend)
     except EnvironmentProblem as problem:
         pytest.skip(problem.what)
-    return name
+    here = {"cpu": True, "cuda": torch.cuda.is_available()}
+    for device in manager().registry.get("backend", backend).spec.devices:
+        if here.get(device, False):
+            return device
+    pytest.skip(f"no device for {backend}")
 
 
 @pytest.mark.parametrize("backend", [found.spec.name for found in manager().registry.all("backend")])
 def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(backend: str) -> None:
-    available(backend)
-    model, reference = layer(backend=backend), layer()
+    model, reference = layer().to(device_for(backend)), layer()
+    model[0].set_backend(backend)
     threshold = 0.6 * float(np.linalg.norm(gradient(reference, 0)))
     wrappers = [
         gqc.GradientNormThreshold(INNER["sign_votes"](each), threshold=threshold) for each in (model, reference)
@@ -146,6 +188,28 @@ def test_in_a_mixed_model_both_parts_are_in_the_norm(parameters: Any) -> None:
         (weight * torch.tensor([1.0, -1.0, 2.0, 0.0])).sum().backward()
         wrapper.step()
     assert wrapper.last_grad_norm == pytest.approx(np.sqrt(squares + 9 * 6.0) / 3, rel=1e-5)
+
+
+def test_a_step_of_many_draws_after_steps_of_one_does_not_cast_as_many_times_the_votes() -> None:
+    """64 times the votes would turn every trit, after which gradients are large and every step takes 64 draws."""
+
+    def quanta(draws: int) -> float:
+        model = layer()
+        optimizer = ScaledVotes(collect_trainable(model).ternary, lr=0.1, leak=0.0)
+        wrapper = gqc.ScheduledBatch(optimizer, 1, 1)
+        for _ in range(20):
+            backward(model, 1)
+            wrapper.step()
+        before = model[0].trits().double() * 64 + model[0].logical_votes().double()
+        wrapper.param_groups[0]["lr"] = float(draws)
+        for _ in range(draws):
+            backward(model, 1)
+            wrapper.step()
+        after = model[0].trits().double() * 64 + model[0].logical_votes().double()
+        return float((after - before).abs().mean())
+
+    # 1 + 1/2 + ... + 1/16 is 3.4; the rest is rounding, and the spread of the cells.
+    assert quanta(16) < 5 * quanta(1)
 
 
 @pytest.mark.parametrize("inner", sorted(INNER))

@@ -12,6 +12,11 @@ weight of a step in units of 2**-16::
     L = L + ((l - L) * b + 2**15 >> 16)
 
 Rows or columns without a gradient keep their value. Everything is integer arithmetic, the same on every machine.
+
+A step can have several micro-batches, and whoever puts steps off does not say beforehand how many. Means are those of
+one micro-batch, and votes are spread: with ``n`` the micro-batches of the last step, the ``i``-th of the next one has
+votes of ``1 / max(n, i)`` of a step's size. As many as last time make one step's votes; 64 instead of 1 make 4.7 times
+as many, not 64 times.
 """
 
 from __future__ import annotations
@@ -49,28 +54,39 @@ class Magnitudes:
         row: int16 ``[N]``.
         column: int16 ``[K]``.
         steps: updates seen.
+        casts: micro-batches that cast votes for the last step.
+        deferred: of the step under way, those after which it was put off.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
         self.row = torch.zeros(rows, dtype=torch.int16, device=device)
         self.column = torch.zeros(columns, dtype=torch.int16, device=device)
         self.steps = 0
+        self.casts = 1
+        self.deferred = 0
 
-    def update(self, sums: Tensor, weight: float) -> None:
+    @property
+    def spread(self) -> int:
+        """Micro-batches that the votes of the step under way are spread over."""
+        return max(self.casts, self.deferred + 1)
+
+    def update(self, sums: Tensor, weight: float, casts: int = 1) -> None:
         """Take in one step.
 
         Args:
-            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column.
+            sums: float32 ``[N + K]``: ``|g|`` summed over each row, then over each column, and over micro-batches.
             weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
+            casts: micro-batches of the step, at least 1.
         """
         rows, columns = self.row.numel(), self.column.numel()
         if not bool(torch.isfinite(sums).all()):
             sums = sums.nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
         self.steps += 1
+        self.casts, self.deferred = casts, 0
         share = round(65536 * max(weight, 1.0 / self.steps))
         for state, part, count in ((self.row, sums[:rows], columns), (self.column, sums[rows:], rows)):
             seen = part >= torch.finfo(torch.float32).tiny
-            now = mitchell_log2(part) - round(FRACTION * math.log2(max(count, 1)))
+            now = mitchell_log2(part) - round(FRACTION * math.log2(max(count, 1) * casts))
             old = state.to(torch.int32)
             new = (old + (((now - old) * share + (1 << 15)) >> 16)).clamp_(-(2**15), 2**15 - 1)
             state.copy_(torch.where(seen, new, old).to(torch.int16))
@@ -94,8 +110,9 @@ class Magnitudes:
         return torch.cat((row, column)).clamp_(-_MAX_SHIFT, _MAX_SHIFT)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """The logarithms and the number of steps."""
-        return {"row": self.row.clone(), "column": self.column.clone(), "steps": self.steps}
+        """The logarithms, the number of steps, and of micro-batches."""
+        counts = {"steps": self.steps, "casts": self.casts, "deferred": self.deferred}
+        return {"row": self.row.clone(), "column": self.column.clone(), **counts}
 
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Restore what :meth:`state_dict` gave.
@@ -114,3 +131,4 @@ class Magnitudes:
         self.row.copy_(row)
         self.column.copy_(column)
         self.steps = int(state["steps"])
+        self.casts, self.deferred = int(state["casts"]), int(state["deferred"])

@@ -14,7 +14,7 @@ from arb_ternary.backends.dispatch import kernel
 from arb_ternary.optim.magnitudes import Magnitudes
 from arb_ternary.optim.sign_votes import effective_threshold
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.control import hash_words
+from arb_ternary.ternary.control import MICRO, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 
@@ -80,7 +80,8 @@ class NormalisedVotes(TernaryOptimizer):
             voted = False
             if not module.frozen and bool(module.magnitudes.any()):
                 voted = magnitudes.steps > 0
-                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"])
+                casts = max(1, int(module.control[MICRO]))
+                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"], casts)
             self._set_scale(module, magnitudes, group)
             if module.frozen or group["lr"] <= 0:
                 continue
@@ -100,6 +101,14 @@ class NormalisedVotes(TernaryOptimizer):
                 module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
         return flips, moves
 
+    def defer_step(self) -> None:
+        """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
+        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            for module, magnitudes in zip(modules, tracked, strict=True):
+                magnitudes.deferred = int(module.control[MICRO])
+                if magnitudes.spread > magnitudes.casts:
+                    self._set_scale(module, magnitudes, group)
+
     def _set_scale(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
         """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
         assert module.vote_scale is not None
@@ -108,7 +117,7 @@ class NormalisedVotes(TernaryOptimizer):
             module.vote_scale.fill_(31 if integer else 0)
             module.vote_limit = 1
             return
-        quanta = self._quanta(group, module)
+        quanta = self._quanta(group, module) / magnitudes.spread
         module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
         module.vote_limit = max(1, min(round(256 * group["clip"] * quanta), 256 * module.shape.largest_vote))
         # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by

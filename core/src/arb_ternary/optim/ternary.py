@@ -108,6 +108,12 @@ class TernaryOptimizer(Optimizer):
         self.updates += 1
         return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flips, exponent_moves=moves)
 
+    def defer_step(self) -> None:
+        """Hear that the votes so far are kept for a step with more micro-batches; called by what puts steps off.
+
+        Rules whose votes depend on the number of micro-batches override it.
+        """
+
     def skip_update(self) -> StepOutcome:
         """Drop an update: count it, drop its gradients, and leave every buffer as it is."""
         self.skipped_updates += 1

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes
+from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.run.loop import takes_loss_signal
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
@@ -172,7 +173,8 @@ class OptimizerWrapper(Optimizer):
             raise PendingGradientError(
                 f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several micro-batches "
                 f"({self.num_draws} so far) and clears them itself when it steps; clearing them now would lose them",
-                "Remove the call: the loop is backward(), step().",
+                "Remove the call: the loop is backward(), step(). In a config, the wrapper goes around `split`, not "
+                "inside it.",
             )
 
     def step(  # type: ignore[override]
@@ -237,6 +239,9 @@ class OptimizerWrapper(Optimizer):
         wants = self._wants_step(Draw(gradients, norm, values.get("metric")))
         if self._ranks.all(wants or self.num_draws >= self._most_draws()):
             return self._take_step()
+        for part in optimizers_in(self.inner):
+            if isinstance(part, TernaryOptimizer):
+                part.defer_step()
         self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws))
         return False
 
