@@ -246,7 +246,7 @@ def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
 
     facts = as_json(capsys, "doctor")
 
-    assert facts["arb"] == {"version": __version__, "plugin_interface": "1.2"}
+    assert facts["arb"] == {"version": __version__, "plugin_interface": "1.3"}
     assert facts["python"]["executable"] == sys.executable
     assert facts["torch"]["threads"] == 1
     assert facts["distributions"]["torch"] == version("torch")
@@ -265,7 +265,7 @@ def test_doctor_reports_what_there_is(install_plugin, monkeypatch, capsys):
     assert facts["problems"] == []
 
     text = printed(capsys, "doctor")
-    assert f"arb       {__version__} (plugins 1.2)\n" in text
+    assert f"arb       {__version__} (plugins 1.3)\n" in text
     assert f"backend   torch on cpu, 'torch' from ARB_TERNARY_BACKEND: torch {version('torch')}\n" in text
     assert "ARB_TERNARY_BACKEND  torch\n" in text
     assert "ARB_PLUGIN is not a variable of arb; did you mean ARB_PLUGINS?\n" in text

@@ -111,7 +111,7 @@ def test_help_of_the_core_alone_is_this(install_plugin, capsys):
 
 def test_the_version_is_that_of_the_distribution(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"arb {__version__} (plugins 1.2)\n"
+    assert capsys.readouterr().out == f"arb {__version__} (plugins 1.3)\n"
     assert version("arb-ternary-core") == __version__
 
 

@@ -173,7 +173,7 @@ def test_a_plugin_for_a_newer_interface_is_incompatible_and_says_what_to_do(inst
     assert record_of("future").status is Status.INCOMPATIBLE
     assert capsys.readouterr().err == (
         "warning: plugin 'future' (arb-ternary-future 1.0): incompatible: it is written for plugin interface 2.0, "
-        "this program provides 1.2; upgrade arb-ternary-core or install an older release of the plugin\n"
+        "this program provides 1.3; upgrade arb-ternary-core or install an older release of the plugin\n"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_plugin_without_an_interface_version_is_incompatible(install_plugin):
 
     assert record_of("silent").status is Status.INCOMPATIBLE
     assert record_of("silent").reason == (
-        "it declares no plugin interface version; add `ARB_API_VERSION = (1, 2)` to its hook module"
+        "it declares no plugin interface version; add `ARB_API_VERSION = (1, 3)` to its hook module"
     )
 
 

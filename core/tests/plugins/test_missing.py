@@ -106,7 +106,7 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
     assert render(error) == (
         "error: optimizer 'zigzag' may come from plugin 'one' (arb-ternary-one 1.0), which failed to load: "
         "ModuleNotFoundError: No module named 'a_module_that_is_not_there' or from plugin 'two' (arb-ternary-two 1.0), "
-        "which is incompatible: it is written for plugin interface 1.9, this program provides 1.2; "
+        "which is incompatible: it is written for plugin interface 1.9, this program provides 1.3; "
         "upgrade arb-ternary-core or install an older release of the plugin\n"
         "  see: arb plugins show one two"
     )

@@ -49,6 +49,14 @@ def test_least_and_median_are_those_of_the_calls() -> None:
     assert (timing.least, timing.median, timing.calls) == (1.0, 3.0, 3)
 
 
+def test_a_call_that_reports_little_but_takes_long_is_not_called_more_often_for_it() -> None:
+    def probe(_: int) -> float:
+        time.sleep(0.002)
+        return 1e-12
+
+    assert measure([Variant(name="a", call=probe, reports_seconds=True)], 0.05)["a"].calls <= 0.05 / 0.002
+
+
 def test_a_call_longer_than_its_time_is_still_timed_three_times() -> None:
     assert measure([Variant(name="a", call=lambda _: time.sleep(0.003))], 1e-6)["a"].calls == 3
 
