@@ -10,16 +10,23 @@ import argparse
 import json
 import re
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from arb_ternary.run.quality.result import markdown
+from arb_ternary.run.step_bench.result import markdown as step_markdown
+from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
 QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"
+GROWTH = ROOT / "docs" / "explanation" / "progressive-training.md"
+KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
+DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
 TITLES = {"demo": "ternary, `sign_votes`", "float32": "float32, AdamW"}
 
 
@@ -62,10 +69,46 @@ def quality_table(study: dict[str, Any]) -> str:
     return markdown(study).strip()
 
 
+def study(path: str) -> ModuleType:
+    """The script of a plugin's study, which makes the tables of its results."""
+    loader = SourceFileLoader(Path(path).stem, str(ROOT / "plugins" / path))
+    module = ModuleType(loader.name)
+    module.__file__ = loader.path
+    loader.exec_module(module)
+    return module
+
+
+def draws_table(figures: dict[str, Any]) -> str:
+    """A fixed batch against gradient norm thresholds."""
+    return str(study("arb-ternary-gqc/study/equal_tokens.py").table(figures))
+
+
+def growth_table(figures: dict[str, Any]) -> str:
+    """What a grown rack learns."""
+    return str(study("arb-ternary-progressive/study/grown.py").loss_table(figures))
+
+
+def growth_costs(figures: dict[str, Any]) -> str:
+    """What the activation cache saves."""
+    return str(study("arb-ternary-progressive/study/grown.py").cost_table(figures))
+
+
+def step_table(result: dict[str, Any]) -> str:
+    """The table of ``arb bench step``."""
+    return step_markdown(result).strip()
+
+
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
+    ("gradient-quality", "gradient-quality.json", draws_table, (DRAWS,)),
+    ("progressive-losses", "progressive.json", growth_table, (GROWTH,)),
+    ("progressive-costs", "progressive.json", growth_costs, (GROWTH,)),
+    ("cpu-linear", "cpu-kernels.json", product_table, (KERNELS,)),
+    ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
+    ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
+    ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
 )
 
 
