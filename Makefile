@@ -20,7 +20,9 @@ demo: $(VENV)/runtime
 	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
 
 test: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not interpreted"
+	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	  -m "interpreted and not slow and not gpu" backends/arb-ternary-triton
 	$(MAKE) lint
 
 lint: $(VENV)/dev
@@ -42,8 +44,12 @@ generate: $(VENV)/dev
 bench: $(VENV)/runtime
 	$(BIN)/arb bench compare demo/demo.yaml demo/float32.yaml --out benchmarks/results/demo.json
 
+# What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
+# ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.
 gpu: $(VENV)/dev
-	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m pytest -q -m "gpu or (interpreted and not slow)"
+	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out benchmarks/results/gpu-kernels \
+	  --shapes 1024x1024,2048x2048,4096x4096,11008x4096,8192x16384,16384x16384
 
 # The native kernels and their tests with AddressSanitizer and UndefinedBehaviorSanitizer, and random arguments.
 sanitize: $(VENV)/dev

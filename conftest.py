@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ settings.register_profile(
     "ci", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.
+os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang"))
 
 #: Variables that pytest and torch set while a test runs.
 _NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")

@@ -16,13 +16,12 @@ from typing import Any
 import attrs
 import pytest
 
-from arb_ternary.backends.select import get_backend, reset_backends
+from arb_ternary.backends.select import candidates, reset_backends
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.loading import load_config
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
-from arb_ternary.errors import EnvironmentProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary.run.progress import Silent
 from arb_ternary.run.report import RunReport
@@ -83,10 +82,9 @@ def _backends_are_forgotten() -> Iterator[None]:
 def test_components_work_together_and_resume(
     backend: Any, optimizer: Any, masking: Any, phase: Any, tmp_path: Path
 ) -> None:
-    try:
-        get_backend(backend.spec.name)
-    except EnvironmentProblem as problem:
-        pytest.skip(problem.what)
+    (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
+    if not candidate.usable or candidate.last_resort:  # a last resort is slow, and trains in tests of its own
+        pytest.skip(candidate.reason)
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     parts = float_parts(optimizer.spec.accepts)

@@ -108,10 +108,11 @@ class Environment:
         """Install a wheel, alone."""
         self.pip("install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel))
 
-    def arb(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run the installed ``arb`` as a user does."""
+    def arb(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the installed ``arb`` as a user does, with ``variables`` in the environment."""
         command = [str(self.python.with_name("arb")), *arguments]
-        return subprocess.run(command, cwd=cwd, env=_plain_environment(), capture_output=True, text=True, check=False)
+        environment = {**_plain_environment(), **variables}
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
     def run(self, code: str, *, cwd: Path) -> str:
         """What a Python program prints there."""
@@ -122,7 +123,8 @@ class Environment:
 
 
 def _plain_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTHON", "VIRTUAL_ENV"))}
+    ours = ("ARB_", "PYTHON", "TRITON_", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 @pytest.fixture(scope="session")

@@ -204,3 +204,45 @@ def test_a_native_backend_that_is_installed_trains_by_default(
     assert record["backend"] == {"name": "cpu", "source": "default"}
     place = clean_environment.run("import arb_ternary_cpu._native as n; print(n.__file__)", cwd=tmp_path)
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
+
+
+def test_the_tilelang_backend_installs_alone_on_the_core_and_is_missed_by_its_name(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    kernels = "arb-ternary-tilelang"
+    clean_environment.install(wheels(projects[CORE]))
+    refused = clean_environment.arb("backends", "explain", "--backend", "tilelang", cwd=tmp_path)
+    assert refused.returncode == 3
+    assert f"pip install {kernels}" in refused.stderr
+
+    clean_environment.install(wheels(projects[kernels]))
+    clean_environment.pip("check")
+    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
+    assert {record["distribution"]: record["status"] for record in listed} == {CORE: "ok", kernels: "ok"}
+    explained = clean_environment.arb("backends", "explain", "--backend", "tilelang", cwd=tmp_path)
+    assert explained.returncode == 0, explained.stderr
+    place = clean_environment.run("import arb_ternary_tilelang.backend as b; print(b.__file__)", cwd=tmp_path)
+    assert place.startswith(str(tmp_path)), "the editable installation was imported"
+
+
+def test_the_triton_backend_installs_alone_on_the_core_and_says_what_it_needs(
+    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+) -> None:
+    arguments = ("backends", "explain", "--backend", "triton", "--json")
+    wheel = wheels(projects["arb-ternary-triton"])
+    assert "arb_ternary_triton/tiles.json" in read_wheel(wheel)[0]
+    clean_environment.install(wheels(projects[CORE]))
+    missed = clean_environment.arb(*arguments, cwd=tmp_path)
+    assert missed.returncode == 3
+    assert "pip install arb-ternary-triton" in missed.stderr
+
+    clean_environment.install(wheel)
+    clean_environment.pip("check")
+    refused = clean_environment.arb(*arguments, cwd=tmp_path)
+    assert refused.returncode == 3
+    assert "TRITON_INTERPRET=1 runs its interpreter" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    served = clean_environment.arb(*arguments, cwd=tmp_path, TRITON_INTERPRET="1")
+    assert json.loads(served.stdout)["backend"] == "triton", served.stderr
+    place = clean_environment.run("import arb_ternary_triton.plugin as p; print(p.__file__)", cwd=tmp_path)
+    assert place.startswith(str(tmp_path)), "the editable installation was imported"

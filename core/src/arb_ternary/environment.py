@@ -6,6 +6,8 @@ Variables are read when their value is needed, never at import, so that a test o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from attrs import frozen
@@ -17,6 +19,7 @@ __all__ = [
     "Variable",
     "for_child",
     "given",
+    "left_unchanged",
     "read",
     "read_flag",
     "read_integer",
@@ -51,6 +54,17 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     Variable("ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"),
     Variable("ARB_TERNARY_DECODE_CACHE_MB", "256", "MiB of decoded weights that the torch backend keeps; 0 keeps none"),
     Variable("ARB_TERNARY_CPU_ISA", "", "instruction set of the `cpu` backend; an empty one takes the fastest"),
+    Variable("TRITON_INTERPRET", "0", "Triton's own switch: 1 runs its kernels in an interpreter, on the CPU"),
+    Variable(
+        "CXX", "", "the C++ compiler of kernels that are compiled for the CPU; empty takes the first that is found"
+    ),
+    Variable(
+        "CUDA_HOME", "", "the CUDA toolkit that compiles kernels; empty looks for nvcc in PATH and /usr/local/cuda"
+    ),
+    Variable(
+        "ARB_TERNARY_TRITON_TUNE", "0", "1 lets the `triton` backend measure tile sizes on the GPU and keep the fastest"
+    ),
+    Variable("XDG_CACHE_HOME", "", "folder of caches, for measured tile sizes; empty is ~/.cache"),
     Variable("CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"),
 )
 
@@ -109,6 +123,18 @@ def given() -> dict[str, str]:
 def for_child(**changes: str) -> dict[str, str]:
     """The environment of this process with ``changes``, for a process that it starts."""
     return {**os.environ, **changes}
+
+
+@contextmanager
+def left_unchanged() -> Iterator[None]:
+    """Put the environment back after a block: for imports of libraries that write to it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def unrecognised() -> dict[str, str | None]:

@@ -175,6 +175,7 @@ class Model(nn.Module):
 def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str, gradients: str, backend: str) -> None:
     ids = torch.randint(0, 30, (4, 7))
     states = []
+    torch._dynamo.reset()  # every backend and mode is another graph, and their number is limited
     for compiled in (False, True):
         torch.manual_seed(1)
         with use_backend(backend):

@@ -134,6 +134,15 @@ def test_auto_takes_the_highest_priority_that_is_usable_and_says_why_in_one_line
     ]
 
 
+def test_auto_takes_a_last_resort_only_after_every_other_backend(install_plugin):
+    install_plugin("odd", backend("odd", "return ProbeResult(True, 'an interpreter', last_resort=True)", priority=99))
+
+    assert chosen("auto").name == "torch"
+    assert dict(chosen("auto").rejected) == {"odd": "an interpreter"}
+    assert [candidate.name for candidate in candidates("cpu")] == ["torch", "odd"]
+    assert chosen("odd").name == "odd"
+
+
 def test_auto_passes_over_a_backend_that_does_not_serve_the_device(install_plugin):
     install_plugin("gpu", backend("gpu", devices=("cuda",)))
 

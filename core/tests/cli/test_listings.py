@@ -236,6 +236,84 @@ def test_an_explanation_of_an_unknown_backend_is_the_error(install_plugin, capsy
     assert capsys.readouterr().err.startswith("error: command line: no backend is called 'tritn'\n")
 
 
+def test_the_kernel_of_an_op_is_explained(capsys):
+    arguments = ("backends", "explain", "--backend", "torch", "--op", "linear", "--shape", "1,4096,4096")
+    facts = as_json(capsys, *arguments)
+    assert facts["op"] == {
+        "op": "linear",
+        "shape": {"M": 1, "N": 4096, "K": 4096, "G": 128},
+        "kernel_of": "torch",
+        "operands": "int8",
+        "measured": {},
+    }
+
+
+def test_what_backends_have_measured_of_an_op_is_listed_fastest_first(install_plugin, monkeypatch, capsys):
+    for name, seconds in (("slow", 4e-5), ("fast", 1.25e-5), ("idle", None)):
+        install_plugin(name, measuring_backend(name, seconds))
+    arguments = ("backends", "explain", "--backend", "torch", "--op", "linear", "--shape", "9,4000,4096")
+    facts = as_json(capsys, *arguments)
+    assert facts["backend"] == "torch"
+    assert list(facts["op"]["measured"]) == ["fast", "slow"]
+    assert facts["op"]["measured"]["fast"] == {"seconds": 1.25e-5, "shape": [16, 4096, 4096]}
+    assert "  measured      fast: 12.5 us at M x N x K = 16 x 4096 x 4096" in printed(capsys, *arguments)
+
+
+def measuring_backend(name: str, seconds: float | None) -> str:
+    told = None if seconds is None else {"seconds": seconds, "shape": [16, 4096, 4096]}
+    return (
+        HEAD
+        + f"""
+from arb_ternary.backends.protocol import REQUIRED_OPS, ProbeResult
+
+@hookimpl
+def arb_register_backends():
+    return [BackendSpec(name="{name}", target="fake_{name}:build", probe="fake_{name}:probe", priority=-5)]
+
+def probe(device):
+    return ProbeResult(True, "a fake")
+
+class Backend:
+    name = "{name}"
+    capabilities = frozenset()
+    kernels = dict.fromkeys(REQUIRED_OPS, print)
+
+    def measured(self, op, rows, shape, integer):
+        return {told!r}
+
+def build():
+    return Backend()
+"""
+    )
+
+
+def test_the_roofline_of_an_op_states_bytes_operations_and_floors(capsys):
+    arguments = ("backends", "explain", "--op", "linear", "--shape", "1,4096,4096", "--roofline")
+    facts = as_json(capsys, *arguments)["op"]
+    assert (facts["bytes"], facts["operations"], facts["compiled"]) == (4337668, 33554432, None)
+    assert [(row["gpu"], row["floor_us"], row["bound"]) for row in facts["gpus"]] == [
+        ("H100", 1.295, "memory"),
+        ("H200", 0.904, "memory"),
+    ]
+    assert "at least      4337668 bytes, 33554432 operations (int8)\n" in printed(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--op", "linear"), "--op, --shape: one needs the other, and --roofline needs both"),
+        (("--roofline",), "--op, --shape: one needs the other, and --roofline needs both"),
+        (("--op", "linea", "--shape", "1,2,3"), "--op: 'linea' is not an op of a backend"),
+        (("--op", "pack", "--shape", "1,2,3", "--roofline"), "--op: 'pack' has no roofline"),
+        (("--op", "linear", "--shape", "1,2"), "--shape: '1,2' is not M,N,K"),
+        (("--op", "linear", "--shape", "0,2,3"), "--shape: '0,2,3' is not M,N,K"),
+    ],
+)
+def test_an_op_that_cannot_be_explained_is_an_error(arguments, message, capsys):
+    assert main(["backends", "explain", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}\n")
+
+
 # --- doctor ----------------------------------------------------------------------------------------------------------
 
 

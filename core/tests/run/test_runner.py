@@ -140,6 +140,30 @@ def test_the_same_config_gives_the_same_bytes_and_another_seed_gives_others(tiny
     assert files_in(first.path, ["metrics.jsonl"]) != files_in(other.path, ["metrics.jsonl"])
 
 
+class SwitchWatcher:
+    """Notes after each step whether torch is told to be deterministic."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    @hookimpl
+    def arb_step_end(self, step: int) -> None:
+        self.seen.append(torch.are_deterministic_algorithms_enabled())
+
+
+def test_a_deterministic_run_tells_torch_so_while_it_runs(
+    tiny: Any, files_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = SwitchWatcher()
+    observe(monkeypatch, watcher=watcher)
+    fixed, _ = tiny.run("fixed", "deterministic=true")
+    assert set(watcher.seen) == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
+    plain, _ = tiny.run("plain")
+    assert not watcher.seen[-1]
+    assert files_in(fixed.path, ["metrics.jsonl"]) == files_in(plain.path, ["metrics.jsonl"])
+
+
 def test_evaluations_and_checkpoints_do_not_disturb_training(tiny: Any) -> None:
     often, _ = tiny.run("often", "phases.0.eval_every=1", "checkpoint.every=1")
     never, _ = tiny.run("never", "phases.0.eval_every=0", "checkpoint.every=0")

@@ -11,6 +11,7 @@ from arb_ternary.run.checkpoint_format import decode_state, encode_state
 from arb_ternary.run.seeding import (
     derive_seed,
     derived_generator,
+    deterministic_algorithms,
     global_rng_state,
     preserved_global_rng,
     restore_global_rng,
@@ -68,3 +69,18 @@ def test_draws_inside_the_guard_leave_no_trace() -> None:
         seed_everything(9)
         draw()
     assert draw() == expected
+
+
+def test_deterministic_algorithms_are_wanted_within_the_block_only() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    for wanted in (True, False):
+        with deterministic_algorithms(wanted):
+            assert torch.are_deterministic_algorithms_enabled() is wanted
+        assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic_algorithms(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -14,8 +14,8 @@ from torch import nn
 
 import arb_ternary_gqc as gqc
 from arb_ternary import TernaryLinear
-from arb_ternary.backends.select import get_backend
-from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.backends.select import candidates
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import as_outcome, collect_trainable
 from arb_ternary.optim.scaled_votes import ScaledVotes
 from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
@@ -138,15 +138,13 @@ def test_under_every_optimizer_a_step_of_several_draws_is_one_of_plain_accumulat
 
 def device_for(backend: str) -> str:
     """A device of this machine on which the backend works; without one the test is skipped."""
-    try:
-        get_backend(backend)
-    except EnvironmentProblem as problem:
-        pytest.skip(problem.what)
-    here = {"cpu": True, "cuda": torch.cuda.is_available()}
+    reasons = []
     for device in manager().registry.get("backend", backend).spec.devices:
-        if here.get(device, False):
+        found = next(candidate for candidate in candidates(device) if candidate.name == backend)
+        if found.usable:
             return device
-    pytest.skip(f"no device for {backend}")
+        reasons.append(f"{device}: {found.reason}")
+    pytest.skip(f"no device for {backend}: {'; '.join(reasons)}")
 
 
 @pytest.mark.parametrize("backend", [found.spec.name for found in manager().registry.all("backend")])

@@ -64,10 +64,14 @@ VOTE_BITS: Final = (8, 4, 2)
 
 @frozen
 class ProbeResult:
-    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or "unusable: ..."."""
+    """Whether a backend can work here, and why (not): ``reason`` completes "usable: ..." or "unusable: ...".
+
+    With ``last_resort`` it works, but nobody would want it who has another, whatever its priority: an interpreter.
+    """
 
     usable: bool
     reason: str
+    last_resort: bool = False
 
 
 @frozen

@@ -60,6 +60,7 @@ class Candidate:
     distribution: str | None
     usable: bool
     reason: str
+    last_resort: bool = False
 
     @property
     def name(self) -> str:
@@ -106,8 +107,8 @@ def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
     for registered in manager().registry.all("backend"):
         spec = _backend_spec(registered.spec)
         result = _probe(spec, device)
-        found.append(Candidate(spec, registered.distribution, result.usable, result.reason))
-    return tuple(sorted(found, key=lambda candidate: (-candidate.spec.priority, candidate.name)))
+        found.append(Candidate(spec, registered.distribution, result.usable, result.reason, result.last_resort))
+    return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
 
 
 def select(request: BackendRequest, observers: RunObservers | None = None) -> Selection:
@@ -160,7 +161,7 @@ def _select_auto(request: BackendRequest, observers: RunObservers | None) -> Sel
         best = next(candidate for candidate in usable if candidate.name == choice)
         why = f"chosen by observer {observer!r}"
     rejected = tuple(
-        (other.name, f"priority {other.spec.priority}" if other.usable else other.reason)
+        (other.name, f"priority {other.spec.priority}" if other.usable and not other.last_resort else other.reason)
         for other in found
         if other is not best
     )

@@ -63,18 +63,34 @@ def _ops(_context: click.Context, _parameter: click.Parameter, text: str | None)
     return tuple(_parts(text))
 
 
-def backend_names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """The backends that ``--backends`` names; without it every one that is usable on the CPU, the preferred first."""
+def _device(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    from arb_ternary.run.kernel_bench.gpu import check_device
+
+    device = text.strip().lower()
+    check_device(device)
+    return device
+
+
+def backend_names(context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """The backends that ``--backends`` names; without it every one that is usable on ``--device``, the preferred first.
+
+    Last resorts, such as an interpreter, take part only where they are named.
+    """
     from arb_ternary.backends.select import BackendRequest, candidates, select
 
+    device = context.params.get("device", "cpu")
     if text is None:
-        return tuple(candidate.name for candidate in candidates("cpu") if candidate.usable)
-    return tuple(select(BackendRequest(name, "--backends", "cpu")).name for name in _parts(text))
+        return tuple(one.name for one in candidates(device) if one.usable and not one.last_resort)
+    return tuple(select(BackendRequest(name, "--backends", device)).name for name in _parts(text))
 
 
 @click.command()
 @plugin_files
-@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the CPU can use.")
+@click.option(
+    "--device", default="cpu", show_default=True, callback=_device, is_eager=True, metavar="cpu|cuda|cuda:N",
+    help="Where the kernels run.",
+)  # fmt: skip
+@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the device can use.")
 @click.option("--shapes", metavar="NxK,...", default=_SHAPES, show_default=True, callback=_shapes, help="Weights.")
 @click.option("--m", "rows", metavar="M,...", default=_ROWS, show_default=True, callback=_rows, help="Rows.")
 @click.option(
@@ -95,6 +111,7 @@ def backend_names(_context: click.Context, _parameter: click.Parameter, text: st
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json, table, figure.")
 @as_json
 def kernels(
+    device: str,
     backends: tuple[str, ...],
     shapes: tuple[tuple[int, int], ...],
     rows: tuple[int, ...],
@@ -125,7 +142,8 @@ def kernels(
         groups=groups,
         ops=ops,
         caches=("hot", "cold") if cache == "both" else (cache,),
-        peers=choose_peers(peers),
+        peers=choose_peers(peers, device),
+        device=device,
         threads=threads,
         seconds=seconds,
     )

@@ -74,6 +74,10 @@ class RunConfig:
         False,
         "int8 activations and gradients, so that every ternary product is an integer: the same bits on every backend",
     )
+    deterministic: bool = option(
+        False,
+        "torch's deterministic algorithms, and kernels chosen by fixed tables whatever was measured here",
+    )
     requires: tuple[str, ...] = option(
         (), "distributions that must be installed, such as arb-ternary-signgsd>=0.1", validator=_are_requirements
     )

@@ -25,7 +25,7 @@ from arb_ternary.run.metrics import MetricsWriter
 from arb_ternary.run.progress import LogFile, Reporter, make_reporter
 from arb_ternary.run.protocol import Check, CheckResult, ModelChangingPhase, Phase, PhaseResult
 from arb_ternary.run.report import RunReport, make_report
-from arb_ternary.run.seeding import restore_global_rng
+from arb_ternary.run.seeding import deterministic_algorithms, restore_global_rng
 from arb_ternary.run.signals import StopRequest
 
 __all__ = ["RunRequest", "train"]
@@ -89,6 +89,7 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
         if checkpoint is not None:
             _refuse_foreign(checkpoint, identity)
         stack.enter_context(use_backend(parts.backend.name))
+        stack.enter_context(deterministic_algorithms(config.deterministic))
         context = _context(config, request, directory, parts, identity, store, checkpoint, stack)
         return _run(context, checkpoint, request)
 

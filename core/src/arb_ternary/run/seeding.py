@@ -19,6 +19,7 @@ import torch
 __all__ = [
     "derive_seed",
     "derived_generator",
+    "deterministic_algorithms",
     "global_rng_state",
     "preserved_global_rng",
     "restore_global_rng",
@@ -44,6 +45,18 @@ def seed_everything(seed: int) -> None:
     random.seed(derive_seed(seed, "python"))
     np.random.seed(derive_seed(seed, "numpy") % 2**32)
     torch.manual_seed(derive_seed(seed, "torch"))
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """torch's deterministic algorithms within a block, where they are wanted; torch's switch is put back."""
+    before = torch.get_deterministic_debug_mode()
+    if wanted:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def global_rng_state(device: torch.device) -> dict[str, Any]:

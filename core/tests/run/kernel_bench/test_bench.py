@@ -24,12 +24,12 @@ from arb_ternary.run.kernel_bench.ops import DEFAULT_OPS, OPS
 #: What readers of ``result.json`` rely on.
 CELL_KEYS = {
     "op", "out_features", "in_features", "group_size", "rows_m", "cache", "read_bandwidth", "read_bandwidth_median",
-    "int8_peak", "int8_peak_median", "baselines", "excluded", "rows",
+    "int8_peak", "int8_peak_median", "bfloat16_peak", "bfloat16_peak_median", "baselines", "excluded", "rows",
 }  # fmt: skip
 ROW_KEYS = {
     "contender", "role", "name", "note", "checked", "seconds_min", "seconds_median", "calls", "copies", "rotated_bytes",
-    "bytes", "operations", "bytes_per_second", "operations_per_second", "of_read_bandwidth", "of_int8_peak", "speedup",
-    "speedup_median",
+    "bytes", "operations", "bytes_per_second", "operations_per_second", "of_read_bandwidth", "of_int8_peak",
+    "of_bfloat16_peak", "speedup", "speedup_median",
 }  # fmt: skip
 
 

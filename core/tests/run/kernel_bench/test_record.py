@@ -72,11 +72,12 @@ def test_shares_are_of_the_limits_measured_in_the_same_cell(record: dict[str, An
 def result_of(record: dict[str, Any]) -> dict[str, Any]:
     machine = {
         "processor": "a processor", "cores": 2, "threads": 1, "torch": "2", "torch_cpu_capability": "AVX2",
-        "commit": None, "load_average": 0.1, "load_average_at_end": 0.2,
+        "commit": None, "load_average": 0.1, "load_average_at_end": 0.2, "gpu": None,
     }  # fmt: skip
     absent = {"name": "x", "summary": "", "available": False, "reason": "not here", "install": "pip install x"}
     return {
-        "machine": machine, "cache_bytes": 32 << 20, "probes": {"read_bandwidth": "r", "int8_peak": "p"},
+        "machine": machine, "cache_bytes": 32 << 20,
+        "probes": {"read_bandwidth": "r", "int8_peak": "p", "bfloat16_peak": None},
         "peers": [absent], "cells": [record, {**record, "cache": "hot"}],
     }  # fmt: skip
 
@@ -85,7 +86,7 @@ def test_the_table_has_every_contender_and_the_limits(record: dict[str, Any]) ->
     found = list(rows(result_of(record)))
     assert {len(row) for row in found} == {len(COLUMNS)}
     assert found[0][:6] == ("linear", "48 x 160", "32", "3", "cold", "cpu")
-    assert found[0][6:] == ("1.0", "2.0", "1.0", "50%", "4", "50%", "8.00", "2.00", "", "3.00")
+    assert found[0][6:] == ("1.0", "2.0", "1.0", "50%", "4", "50%", "", "8.00", "2.00", "", "3.00")
     assert found[6][5] == "limit: read, int8"
     assert found[7][9] == ""  # from the cache: no share of the rate of memory
 

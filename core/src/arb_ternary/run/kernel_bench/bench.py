@@ -11,15 +11,26 @@ import torch
 from attrs import asdict, frozen
 
 from arb_ternary.errors import ArbError
-from arb_ternary.run.kernel_bench.cache import last_level_cache
+from arb_ternary.run.kernel_bench.cache import Cache, last_level_cache
 from arb_ternary.run.kernel_bench.cells import Cell, Contender
 from arb_ternary.run.kernel_bench.facts import bench_facts, load_average
+from arb_ternary.run.kernel_bench.gpu import (
+    SPACING,
+    as_graph,
+    check_device,
+    gpu_clock,
+    gpu_facts,
+    on_device,
+    second_level_cache,
+    small,
+)
+from arb_ternary.run.kernel_bench.gpu_probes import copy_probe, matrix_probe
 from arb_ternary.run.kernel_bench.operands import Operands
 from arb_ternary.run.kernel_bench.ops import OPS
 from arb_ternary.run.kernel_bench.peers import Peer, list_peers, peer_contender
 from arb_ternary.run.kernel_bench.probes import Probe, peak_probe, read_probe
 from arb_ternary.run.kernel_bench.record import cell_record
-from arb_ternary.run.kernel_bench.timing import measure
+from arb_ternary.run.kernel_bench.timing import Clock, measure, processor_clock
 
 __all__ = ["FORMAT", "VERSION", "KernelBench", "run_kernel_bench", "with_threads"]
 
@@ -44,6 +55,7 @@ class KernelBench:
         threads: of every contender; None leaves torch's number.
         seconds: for each contender of a cell, about.
         cache_bytes: of the last-level cache; None asks the system.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
     """
 
     backends: tuple[str, ...]
@@ -56,6 +68,7 @@ class KernelBench:
     threads: int | None = None
     seconds: float = 0.5
     cache_bytes: int | None = None
+    device: str = "cpu"
 
     def cells(self, cache_bytes: int, threads: int) -> Iterator[Cell]:
         """All cells, in the order of the table."""
@@ -73,6 +86,7 @@ class KernelBench:
                                 cold=cache == "cold",
                                 cache_bytes=cache_bytes,
                                 threads=threads,
+                                device=self.device,
                             )
 
 
@@ -88,42 +102,83 @@ def with_threads(threads: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+@frozen
+class _Limits:
+    """Probes of what the machine can do, and how calls are timed on it."""
+
+    reading: Probe
+    int8: Probe
+    bfloat16: Probe | None
+
+    @property
+    def all(self) -> tuple[Probe, ...]:
+        return tuple(probe for probe in (self.reading, self.int8, self.bfloat16) if probe is not None)
+
+
+def _limits(bench: KernelBench, cache_bytes: int) -> _Limits:
+    if bench.device == "cpu":
+        return _Limits(read_probe(bench.backends, cache_bytes), peak_probe(bench.backends), None)
+    products = (matrix_probe(bench.device, dtype) for dtype in (torch.int8, torch.bfloat16))
+    return _Limits(copy_probe(bench.device, cache_bytes), *products)
+
+
+def _clock(cell: Cell) -> tuple[Clock, float]:
+    """Times a call, and what it takes itself."""
+    if cell.device == "cpu":
+        return processor_clock, 0.0
+    return gpu_clock(cell.device, cold=cell.cold, cache_bytes=cell.cache_bytes), SPACING
+
+
+def _cache_of(device: str) -> Cache:
+    return last_level_cache() if device == "cpu" else second_level_cache(device)
+
+
 def run_kernel_bench(bench: KernelBench, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Measure everything; the content of ``result.json``.
 
     Raises:
         ArbError: a backend's kernel gives a wrong result.
+        EnvironmentProblem: the device is not there.
     """
-    cache = last_level_cache()
+    check_device(bench.device)
+    cache = _cache_of(bench.device)
     cache_bytes = cache.nbytes if bench.cache_bytes is None else bench.cache_bytes
     seed = secrets.randbits(32)
-    with with_threads(bench.threads) as threads, torch.no_grad():
+    with with_threads(bench.threads) as threads, torch.no_grad(), on_device(bench.device):
         facts = bench_facts(bench.backends)
-        reading, peak = read_probe(bench.backends, cache_bytes), peak_probe(bench.backends)
+        limits = _limits(bench, cache_bytes)
         cells = []
         for number, cell in enumerate(bench.cells(cache_bytes, threads)):
-            cells.append(_measure_cell(bench, cell, seed + number, reading, peak, say))
+            cells.append(_measure_cell(bench, cell, seed + number, limits, say))
     return {
         "format": FORMAT,
         "version": VERSION,
-        "machine": {**facts, "load_average_at_end": load_average()},
+        "device": bench.device,
+        "machine": {**facts, "gpu": gpu_facts(bench.device), "load_average_at_end": load_average()},
         "cache_bytes": cache_bytes,
         "cache_source": cache.source if bench.cache_bytes is None else "given",
         "seed": seed,
         "seconds": bench.seconds,
-        "probes": {"read_bandwidth": reading.how, "int8_peak": peak.how},
-        "peers": [asdict(listing) for listing in list_peers()],
+        "probes": {
+            "read_bandwidth": limits.reading.how,
+            "int8_peak": limits.int8.how,
+            "bfloat16_peak": None if limits.bfloat16 is None else limits.bfloat16.how,
+        },
+        "peers": [asdict(listing) for listing in list_peers(bench.device)],
         "cells": cells,
     }
 
 
 def _measure_cell(
-    bench: KernelBench, cell: Cell, seed: int, reading: Probe, peak: Probe, say: Callable[[str], None]
+    bench: KernelBench, cell: Cell, seed: int, limits: _Limits, say: Callable[[str], None]
 ) -> dict[str, Any]:
     contenders, excluded = _contenders(bench, cell, Operands(cell, seed))
     variants = [contender.variant for contender in contenders]
-    timings = measure([*variants, reading.variant, peak.variant], bench.seconds)
-    record = cell_record(cell, contenders, excluded, timings, reading.variant, peak.variant)
+    clock, spacing = _clock(cell)
+    probes = (probe.variant for probe in limits.all)
+    timings = measure([*variants, *probes], bench.seconds, clock, spacing=spacing)
+    floats = None if limits.bfloat16 is None else limits.bfloat16.variant
+    record = cell_record(cell, contenders, excluded, timings, limits.reading.variant, limits.int8.variant, floats)
     best = min((row for row in record["rows"] if row["role"] == "backend"), key=lambda row: row["seconds_min"])
     say(f"{cell.title}: {best['name']} {best['seconds_min'] * 1e6:,.1f} us")
     return record
@@ -136,17 +191,30 @@ def _contenders(bench: KernelBench, cell: Cell, operands: Operands) -> tuple[lis
     for peer in bench.peers if OPS[cell.op].peers else ():
         reason = peer.serves(cell)
         if reason is None:
-            found.append(peer_contender(peer, cell, operands))
-        else:
+            try:
+                found.append(peer_contender(peer, cell, operands))
+            except Exception as error:  # other people's code, which may refuse in any way
+                reason = _refusal(error)
+        if reason is not None:
             excluded.append({"name": peer.name, "reason": reason})
     taking_part: list[Contender] = []
     for contender in found:
         try:
             contender.check()
-        except ArbError as error:
+        except (ArbError, RuntimeError) as error:
+            # torch's int8 product refuses shapes on a GPU with a RuntimeError; a backend that raises one is at fault.
             if contender.role == "backend":
                 raise
-            excluded.append({"name": contender.variant.name, "reason": error.what})
+            excluded.append({"name": contender.variant.name, "reason": _refusal(error)})
         else:
             taking_part.append(contender)
+    if cell.device != "cpu" and small(cell):
+        taking_part = [as_graph(contender) for contender in taking_part]
     return taking_part, excluded
+
+
+def _refusal(error: Exception) -> str:
+    if isinstance(error, ArbError):
+        return error.what
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -49,9 +49,8 @@ def draw_speedups(result: Mapping[str, Any], destination: Path) -> bool:
         _dress(axes, title, sorted({m for points in panel.values() for m, _ in points}))
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
     machine = result["machine"]
-    figure.suptitle(
-        f"times as fast as torch bfloat16; {machine['processor']}, threads: {machine['threads']}", fontsize=11
-    )
+    where = machine["gpu"]["name"] if machine["gpu"] else f"{machine['processor']}, threads: {machine['threads']}"
+    figure.suptitle(f"times as fast as torch bfloat16; {where}", fontsize=11)
     try:
         figure.savefig(destination)
     except (OSError, ValueError) as error:

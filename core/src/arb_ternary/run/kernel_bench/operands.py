@@ -33,15 +33,19 @@ class Operands:
 
     def __init__(self, cell: Cell, seed: int) -> None:
         self.cell = cell
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(cell.device).manual_seed(seed)
 
     def integers(self, low: int, high: int, *size: int, dtype: torch.dtype = torch.int8) -> Tensor:
         """Uniform integers in ``low..high``."""
-        return torch.randint(low, high + 1, size, dtype=dtype, generator=self._generator)
+        return torch.randint(low, high + 1, size, dtype=dtype, generator=self._generator, device=self.cell.device)
 
     def normal(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Gaussian numbers."""
-        return torch.randn(*size, generator=self._generator).to(dtype)
+        return torch.randn(*size, generator=self._generator, device=self.cell.device).to(dtype)
+
+    def uniform(self, *size: int) -> Tensor:
+        """Numbers from 0 up to 1."""
+        return torch.rand(*size, generator=self._generator, device=self.cell.device)
 
     @cached_property
     def trits(self) -> Tensor:
@@ -66,7 +70,7 @@ class Operands:
     @cached_property
     def scale(self) -> Tensor:
         """Scales of the rows of ``q``, float32 ``[M]``."""
-        return torch.rand(self.cell.rows, generator=self._generator) * 0.02 + 0.005
+        return self.uniform(self.cell.rows) * 0.02 + 0.005
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -81,7 +85,7 @@ class Operands:
     @cached_property
     def gradient_scale(self) -> Tensor:
         """Its power of two, a float32 scalar."""
-        return torch.tensor(2.0**-9)
+        return torch.tensor(2.0**-9, device=self.cell.device)
 
 
 def _in_units(trits_nK: Tensor, shift_nJ: Tensor, shape: WeightShape) -> Tensor:
@@ -90,7 +94,7 @@ def _in_units(trits_nK: Tensor, shift_nJ: Tensor, shape: WeightShape) -> Tensor:
 
 
 def _power(exponent: Tensor) -> Tensor:
-    return torch.ldexp(torch.ones(exponent.shape), exponent.to(torch.int32))
+    return torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent.to(torch.int32))
 
 
 def exact_linear(q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: Tensor, shape: WeightShape) -> Tensor:
@@ -98,7 +102,7 @@ def exact_linear(q_MK: Tensor, scale_M: Tensor, trits_NK: Tensor, exponent_NJ: T
     wide = exponent_NJ.to(torch.int32)
     floor_N = wide.amin(dim=1)
     shift_NJ = wide - floor_N.unsqueeze(1)
-    out = torch.empty(q_MK.shape[0], shape.out_features)
+    out = torch.empty(q_MK.shape[0], shape.out_features, device=q_MK.device)
     left = q_MK.to(torch.float64)
     for start in range(0, shape.out_features, _STRETCH):
         some = slice(start, start + _STRETCH)
@@ -112,7 +116,7 @@ def exact_grad_input(
     """``float32(sum of integers) * scale * 2**Emin``, ``[M, K]``, with the smallest exponent of each column group."""
     wide = exponent_NJ.to(torch.int32)
     floor_J = wide.amin(dim=0, keepdim=True)
-    total = torch.zeros(grad_MN.shape[0], shape.in_features, dtype=torch.float64)
+    total = torch.zeros(grad_MN.shape[0], shape.in_features, dtype=torch.float64, device=grad_MN.device)
     for start in range(0, shape.out_features, _STRETCH):
         some = slice(start, start + _STRETCH)
         total += grad_MN[:, some].to(torch.float64) @ _in_units(trits_NK[some], (wide - floor_J)[some], shape)

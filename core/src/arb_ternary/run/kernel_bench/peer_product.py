@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
+from torch import Tensor
 
 __all__ = ["PeerProduct", "aligned"]
 
@@ -17,18 +18,20 @@ class PeerProduct:
     """A peer's matrix product, ready to run.
 
     Attributes:
-        run: multiplies with copy ``i`` of the weight and writes ``output``.
+        run: multiplies with copy ``i`` of the weight and writes ``output``, or returns a tensor where that is None.
         copies: of the weight.
         weight_bytes: of one copy.
         output: float32 ``[M, N]``.
         keeps: whatever has to live as long as this.
+        scale: of each row, float32 ``[M]``, where the product is that of int8 rows and leaves their scales out.
     """
 
     run: Callable[[int], Any]
     copies: int
     weight_bytes: int
-    output: NDArray[np.float32]
+    output: NDArray[np.float32] | None
     keeps: object
+    scale: Tensor | None = None
 
 
 def aligned(nbytes: int, alignment: int = 64) -> NDArray[np.uint8]:

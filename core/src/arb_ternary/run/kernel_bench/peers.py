@@ -14,14 +14,16 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem, nearest
-from arb_ternary.run.kernel_bench.cells import Cell, Contender, check_close
+from arb_ternary.run.kernel_bench.cells import Cell, Contender, check_close, poisoned
 from arb_ternary.run.kernel_bench.operands import Operands
+from arb_ternary.run.kernel_bench.peer_bitblas import BitblasPeer
+from arb_ternary.run.kernel_bench.peer_gemlite import GemlitePeer
 from arb_ternary.run.kernel_bench.peer_ggml import GgmlPeer
 from arb_ternary.run.kernel_bench.peer_litespark import LitesparkPeer
 from arb_ternary.run.kernel_bench.peer_product import PeerProduct
 from arb_ternary.run.kernel_bench.timing import Variant
 
-__all__ = ["PEERS", "Peer", "PeerListing", "choose_peers", "list_peers", "peer_contender"]
+__all__ = ["GPU_PEERS", "PEERS", "Peer", "PeerListing", "choose_peers", "list_peers", "peer_contender"]
 
 #: Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8 leaves errors of 0.9 %,
 #: and the largest of millions is six times as large.
@@ -56,12 +58,14 @@ class Peer(Protocol):
         """The weight in the peer's layout, as many copies as the cell needs."""
 
 
-#: All peers, in the order of listings.
+#: All peers on the processor, in the order of listings.
 PEERS: Final[tuple[Peer, ...]] = (
     GgmlPeer("TQ2_0", 35, "2.0625 bits a weight"),
     GgmlPeer("TQ1_0", 34, "1.6875 bits a weight"),
     LitesparkPeer(),
 )
+#: All peers on a GPU.
+GPU_PEERS: Final[tuple[Peer, ...]] = (GemlitePeer(), BitblasPeer())
 
 
 @frozen
@@ -75,18 +79,23 @@ class PeerListing:
     install: str
 
 
-def choose_peers(request: str) -> tuple[Peer, ...]:
+def peers_on(device: str) -> tuple[Peer, ...]:
+    """All peers of a kind of device."""
+    return PEERS if device == "cpu" else GPU_PEERS
+
+
+def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
     """The peers that ``auto``, ``none`` or names with commas ask for; ``auto`` takes those that are available.
 
     Raises:
         UsageProblem: a name is unknown, or names a peer that cannot be used.
     """
-    known = {peer.name.lower(): peer for peer in PEERS}
+    known = {peer.name.lower(): peer for peer in peers_on(device)}
     names = [part.strip().lower() for part in request.split(",") if part.strip()]
     if names in ([], ["none"]):
         return ()
     if names == ["auto"]:
-        return tuple(peer for peer in PEERS if peer.available() is None)
+        return tuple(peer for peer in known.values() if peer.available() is None)
     chosen = []
     for name in dict.fromkeys(names):
         if name not in known:
@@ -102,10 +111,10 @@ def choose_peers(request: str) -> tuple[Peer, ...]:
     return tuple(chosen)
 
 
-def list_peers() -> list[PeerListing]:
+def list_peers(device: str = "cpu") -> list[PeerListing]:
     """Every peer, with the reason why it is not there and the command that brings it."""
     listed = []
-    for peer in PEERS:
+    for peer in peers_on(device):
         reason = peer.available()
         listed.append(PeerListing(peer.name, peer.summary, reason is None, reason or "", peer.install))
     return listed
@@ -133,17 +142,22 @@ def peer_contender(peer: Peer, cell: Cell, operands: Operands) -> Contender:
 
 def _check(peer: Peer, product: PeerProduct, cell: Cell, operands: Operands) -> Callable[[], None]:
     def check() -> None:
-        got = checked_output(product)
+        got = checked_output(product, cell)
         check_close(f"{cell.title}: {peer.name}", got, unit_product(operands), _TOLERANCE)
 
     return check
 
 
-def checked_output(product: PeerProduct) -> Tensor:
-    """The output ``[M, N]`` of the last copy, whose buffer held NaN before."""
-    product.output.fill(float("nan"))
-    product.run(product.copies - 1)
-    return torch.from_numpy(product.output).clone()
+def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
+    """The output ``[M, N]`` of the last copy, whose memory held NaN before."""
+    if product.output is not None:
+        product.output.fill(float("nan"))
+        product.run(product.copies - 1)
+        return torch.from_numpy(product.output).clone()
+    with poisoned(device=cell.device):
+        found: Tensor = product.run(product.copies - 1)
+    y = found.to(torch.float32)
+    return y if product.scale is None else y * product.scale.unsqueeze(1)
 
 
 def unit_product(operands: Operands) -> Tensor:

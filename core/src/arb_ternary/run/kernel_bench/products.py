@@ -135,7 +135,7 @@ def _product(
     held = sum(tensor.nbytes for tensor in weights[0])
 
     def check() -> None:
-        with poisoned((tuple(wanted.shape), wanted.dtype)):
+        with poisoned((tuple(wanted.shape), wanted.dtype), device=cell.device):
             got = call(len(weights) - 1)
         (check_equal if exact else check_close)(f"{cell.title}: {name}", got, wanted)
 
@@ -194,7 +194,7 @@ def _torch_int8_linears(cell: Cell, operands: Operands) -> list[Contender]:
             [(code,) for code in codes], q, sums, note=note,
         )
     ]  # fmt: skip
-    prepacked = _prepacked_linear(cell.out_features, q, trits)
+    prepacked = _prepacked_linear(cell.out_features, q, trits) if cell.device == "cpu" else None
     if prepacked is not None:
         pack, multiply = prepacked
         first = pack()

@@ -26,13 +26,16 @@ def cell_record(
     timings: Mapping[str, Timing],
     reading: Variant,
     peak: Variant,
+    float_peak: Variant | None = None,
 ) -> dict[str, Any]:
-    """One cell of the result.
+    """One cell of the result; what was not measured is None: the peak in bfloat16 is measured on GPUs only.
 
     Every ratio is the baseline's time over the row's, of least times and of medians: 2 is twice as fast.
     """
     bandwidth = reading.nbytes / timings[reading.name].least
     int8_peak = peak.operations / timings[peak.name].least
+    floats = None if float_peak is None else float_peak.operations / timings[float_peak.name].least
+    float_median = None if float_peak is None else float_peak.operations / timings[float_peak.name].median
     baselines = {key: _fastest(contenders, timings, role) for key, role in BASELINES.items()}
     return {
         "op": cell.op,
@@ -45,9 +48,11 @@ def cell_record(
         "read_bandwidth_median": reading.nbytes / timings[reading.name].median,
         "int8_peak": int8_peak,
         "int8_peak_median": peak.operations / timings[peak.name].median,
+        "bfloat16_peak": floats,
+        "bfloat16_peak_median": float_median,
         "baselines": {key: found and found.variant.name for key, found in baselines.items()},
         "excluded": [dict(each) for each in excluded],
-        "rows": [_row(contender, timings, bandwidth, int8_peak, baselines) for contender in contenders],
+        "rows": [_row(contender, timings, bandwidth, int8_peak, floats, baselines) for contender in contenders],
     }
 
 
@@ -61,6 +66,7 @@ def _row(
     timings: Mapping[str, Timing],
     bandwidth: float,
     int8_peak: float,
+    float_peak: float | None,
     baselines: Mapping[str, Contender | None],
 ) -> dict[str, Any]:
     variant, timing = contender.variant, timings[contender.variant.name]
@@ -81,6 +87,7 @@ def _row(
         "operations_per_second": variant.operations / timing.least,
         "of_read_bandwidth": variant.nbytes / timing.least / bandwidth,
         "of_int8_peak": variant.operations / timing.least / int8_peak,
+        "of_bfloat16_peak": None if float_peak is None else variant.operations / timing.least / float_peak,
         "speedup": {
             key: found and timings[found.variant.name].least / timing.least for key, found in baselines.items()
         },

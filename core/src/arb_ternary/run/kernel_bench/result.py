@@ -20,6 +20,7 @@ COLUMNS: Final = (
     "of read",
     "GOP/s",
     "of int8 peak",
+    "of bf16 peak",
     "x bf16",
     "x int8",
     "x AdamW",
@@ -42,9 +43,11 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield (*where, *_cells(row, cell["cache"] == "cold"))
         limits = (
             "limit: read, int8", "", "", f"{cell['read_bandwidth'] / 1e9:.1f}", "",
-            f"{cell['int8_peak'] / 1e9:,.0f}", *("",) * 5,
+            f"{cell['int8_peak'] / 1e9:,.0f}", *("",) * 6,
         )  # fmt: skip
         yield (*where, *limits)
+        if cell["bfloat16_peak"] is not None:
+            yield (*where, "limit: bf16", *("",) * 4, f"{cell['bfloat16_peak'] / 1e9:,.0f}", *("",) * 6)
 
 
 def _cells(row: Mapping[str, Any], cold: bool) -> tuple[str, ...]:
@@ -58,6 +61,7 @@ def _cells(row: Mapping[str, Any], cold: bool) -> tuple[str, ...]:
         f"{row['of_read_bandwidth']:.0%}" if cold else "",
         f"{rate / 1e9:,.0f}" if rate else "",
         f"{row['of_int8_peak']:.0%}" if rate else "",
+        f"{row['of_bfloat16_peak']:.0%}" if rate and row.get("of_bfloat16_peak") is not None else "",
         *(_ratio(row["speedup"][key]) for key in _RATIOS),
     )
 
@@ -68,15 +72,25 @@ def _ratio(value: float | None) -> str:
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
-    machine = result["machine"]
-    lines = [
+    machine, probes = result["machine"], result["probes"]
+    cold = "calls rotate among copies of twice the last-level cache"
+    lines = []
+    # Results of before there were GPUs in them have no such entries.
+    gpu, bfloat16_peak = machine.get("gpu"), probes.get("bfloat16_peak")
+    if gpu is not None:
+        cold = "before every call twice the second-level cache is written"
+        lines.append(
+            f"{gpu['name']}, {gpu['multiprocessors']} multiprocessors, "
+            f"{'ROCm' if gpu['hip'] else 'CUDA'} {gpu['hip'] or gpu['cuda']}; times are those between two events."
+        )
+    lines += [
         f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, load average "
         f"{machine['load_average']} at the start and {machine['load_average_at_end']} at the end.",
         f"Least and median time of a call; rates and ratios (x: how many times as fast as that) are of least times. "
-        f"hot: one copy of the weight. cold: calls rotate among copies of twice the last-level cache, "
-        f"{result['cache_bytes'] >> 20} MiB.",
-        f"Read bandwidth: {result['probes']['read_bandwidth']}. int8 peak: {result['probes']['int8_peak']}.",
+        f"hot: one copy of the weight. cold: {cold}, {result['cache_bytes'] >> 20} MiB.",
+        f"Read bandwidth: {probes['read_bandwidth']}. int8 peak: {probes['int8_peak']}."
+        + (f" bfloat16 peak: {bfloat16_peak}." if bfloat16_peak else ""),
     ]
     told = {(row["contender"], row["note"]) for cell in result["cells"] for row in cell["rows"] if row["note"]}
     lines += [f"{contender}: {note}." for contender, note in sorted(told)]

@@ -34,7 +34,7 @@ def _contender(cell: Cell, name: str, values: Tensor, more: tuple[Any, ...]) -> 
     copies = [values, *(values.clone() for _ in range(cell.copies(values.nbytes) - 1))]
 
     def check() -> None:
-        with poisoned((tuple(values.shape), torch.int8), ((values.shape[0],), torch.float32)):
+        with poisoned((tuple(values.shape), torch.int8), ((values.shape[0],), torch.float32), device=cell.device):
             q, scale = run(values, *more)
         _check(cell, name, values, q, scale, more)
 

@@ -7,11 +7,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from attrs import define, field, frozen
 
-__all__ = ["Timing", "Variant", "measure"]
+__all__ = ["Clock", "Timing", "Variant", "measure", "processor_clock"]
 
 #: Turns that every variant gets, unless its calls are too long for that many.
 _TURNS: Final = 8
@@ -47,6 +47,19 @@ class Variant:
     rotated_bytes: int = 0
 
 
+class Clock(Protocol):
+    """Times one call of a variant on copy ``i``: seconds."""
+
+    def __call__(self, variant: Variant, i: int) -> float: ...
+
+
+def processor_clock(variant: Variant, i: int) -> float:
+    """By the processor's clock: for calls that have done their work when they return."""
+    start = time.perf_counter_ns()
+    variant.call(i)
+    return (time.perf_counter_ns() - start) * 1e-9
+
+
 @frozen
 class Timing:
     """Seconds of one call: the least and the median, and of how many calls."""
@@ -61,24 +74,22 @@ class _State:
     """How far the timing of one variant has got."""
 
     variant: Variant
+    clock: Clock
     next_copy: int = 0
     samples: list[float] = field(factory=list)
 
     def once(self) -> float:
         variant, copy = self.variant, self.next_copy
         self.next_copy = (copy + 1) % variant.copies
-        if variant.reports_seconds:
-            elapsed = float(variant.call(copy))
-        else:
-            start = time.perf_counter_ns()
-            variant.call(copy)
-            elapsed = (time.perf_counter_ns() - start) * 1e-9
+        elapsed = float(variant.call(copy)) if variant.reports_seconds else self.clock(variant, copy)
         if variant.restore is not None:
             variant.restore(copy)
         return elapsed
 
 
-def measure(variants: Sequence[Variant], seconds: float) -> dict[str, Timing]:
+def measure(
+    variants: Sequence[Variant], seconds: float, clock: Clock = processor_clock, *, spacing: float = 0.0
+) -> dict[str, Timing]:
     """Time the variants in turns: A B C, B C A, ...
 
     Every variant is first called until it has run for a tenth of its time or twice, whichever is more; each turn starts
@@ -87,12 +98,14 @@ def measure(variants: Sequence[Variant], seconds: float) -> dict[str, Timing]:
     Args:
         variants: with distinct names.
         seconds: that each variant is timed for, about; a variant is timed at least three times however long it takes.
+        clock: times a call.
+        spacing: seconds that the clock takes for every call beside the call; they count as a part of its time.
     """
-    states = [_State(variant) for variant in variants]
+    states = [_State(variant, clock) for variant in variants]
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        estimates = [_warm_up(state, seconds / 10) for state in states]
+        estimates = [_warm_up(state, seconds / 10) + spacing for state in states]
         for turn in range(_TURNS):
             first = turn % max(len(states), 1)
             for state, estimate in zip(

@@ -66,7 +66,7 @@ class _Held:
 
 
 def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor) -> _Held:
-    exponent_votes = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8)
+    exponent_votes = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device)
     return _Held(kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK), exponent_votes)
 
 
@@ -86,7 +86,8 @@ def cast_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, 
 
     def caster(name: str) -> tuple[_Held, Callable[[_Held], tuple[Tensor, Tensor]]]:
         run = kernel(name, "cast_scaled_votes")
-        stats, magnitudes = torch.zeros(stats_size(shape)), torch.zeros(cell.out_features + cell.in_features)
+        stats = torch.zeros(stats_size(shape), device=cell.device)
+        magnitudes = torch.zeros(cell.out_features + cell.in_features, device=cell.device)
 
         def cast(held: _Held) -> tuple[Tensor, Tensor]:
             run(
@@ -121,10 +122,10 @@ def _vote_scale(cell: Cell, grad: Tensor, scale: Tensor | None, q: Tensor) -> Te
     factor = torch.tensor(_QUANTA / max(deviation, 1e-20))
     size = cell.out_features + cell.in_features
     if scale is None:
-        factors = torch.ones(size)
+        factors = torch.ones(size, device=cell.device)
         factors[: cell.out_features] = factor
         return factors
-    shifts = torch.zeros(size, dtype=torch.int32)
+    shifts = torch.zeros(size, dtype=torch.int32, device=cell.device)
     shifts[: cell.out_features] = round(-float(torch.log2(factor)))
     return shifts
 
@@ -134,7 +135,7 @@ def _cast_check(cell: Cell, name: str, caster: Callable[[str], Any], *, exact: b
         results = []
         for each in (name, _REFERENCE):
             held, cast = caster(each)
-            with poisoned(((cell.out_features, cell.in_features), torch.float32)):
+            with poisoned(((cell.out_features, cell.in_features), torch.float32), device=cell.device):
                 _, magnitudes = cast(held)
             results.append((*held.logical(each, cell.shape), magnitudes))
         (trits, votes, exponent_votes, sizes), (_, wanted_votes, wanted_exponent_votes, wanted_sizes) = results
@@ -176,7 +177,7 @@ def _gradient_product(
     exact = not wanted.is_floating_point()
 
     def check() -> None:
-        with poisoned((tuple(wanted.shape), wanted.dtype)):
+        with poisoned((tuple(wanted.shape), wanted.dtype), device=cell.device):
             got = call()
         (check_equal if exact else check_close)(f"{cell.title}: {role}", got, wanted)
 
@@ -202,7 +203,7 @@ def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) ->
     """Votes to flips, with decay and carry; torch's contender is fused AdamW in float32 on as many parameters."""
     shape = cell.shape
     votes_NK = operands.integers(-_CELL + 1, _CELL - 1, cell.out_features, cell.in_features)
-    crossing = torch.rand(votes_NK.shape, generator=torch.Generator().manual_seed(3)) < _CROSSING
+    crossing = operands.uniform(*votes_NK.shape) < _CROSSING
     votes_NK[crossing] = torch.where(votes_NK[crossing] < 0, -_CELL - 9, _CELL + 9).to(torch.int8)
 
     def applier(name: str) -> tuple[_Held, Callable[[_Held], Tensor]]:

@@ -1,0 +1,117 @@
+"""Checks of tensor arguments: what a kernel takes on trust is made sure of here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+
+__all__ = [
+    "FLOATS",
+    "UNIT",
+    "check_shape",
+    "float_name",
+    "keys",
+    "packed_bytes",
+    "readable",
+    "require",
+    "words",
+    "writable",
+]
+
+#: Columns of a 32-bit word of trits.
+UNIT: Final = 16
+#: Float dtypes that the kernels read and write, by the name that TileLang gives them.
+FLOATS: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+#: Elements whose hashes the kernels serve: the high half of an index is 0 or 1.
+_MOST: Final = 1 << 33
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a ValueError with this message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def packed_bytes(columns: int) -> int:
+    """Bytes of a packed row: whole words of 16 columns."""
+    return 4 * -(-columns // UNIT)
+
+
+def float_name(dtype: torch.dtype, name: str) -> str:
+    """TileLang's name of a float dtype.
+
+    Raises:
+        TypeError: the kernels do not serve it.
+    """
+    found = FLOATS.get(dtype)
+    if found is None:
+        raise TypeError(f"{name}: the tilelang backend serves float32, bfloat16 and float16, got {dtype}")
+    return found
+
+
+def readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor that is only read: the same, or a contiguous copy.
+
+    Raises:
+        TypeError: another dtype, device or layout.
+        ValueError: its shape is not ``size``.
+    """
+    if tensor.device != device or tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor on {device}, got {tensor.layout} on {tensor.device}")
+    if tensor.dtype is not dtype:
+        raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
+    if tuple(tensor.shape) != size:
+        raise ValueError(f"{name} must be {list(size)}, got {list(tensor.shape)}")
+    return (
+        tensor.detach()
+        if tensor.is_contiguous() and not tensor.is_neg()
+        else tensor.detach().contiguous().resolve_neg()
+    )
+
+
+def writable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor that a kernel changes in place; whoever keeps something made from it is told that it changes.
+
+    Raises:
+        TypeError: another dtype, device or layout.
+        ValueError: its shape is not ``size``, or it is not contiguous.
+    """
+    if not tensor.is_contiguous() or tensor.is_neg():
+        raise ValueError(f"{name} is written in place and must be contiguous, got strides {tensor.stride()}")
+    found = readable(tensor, name, dtype, size, device)
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return found
+
+
+def check_shape(shape: WeightShape) -> None:
+    """A weight whose groups are whole words.
+
+    Raises:
+        ValueError: the group size is neither a multiple of 16 nor a whole row.
+    """
+    if shape.group_size % UNIT and shape.group_size < shape.in_features:
+        raise ValueError(f"group_size must be a multiple of {UNIT}, or all of a row, got {shape.group_size}")
+
+
+def words(packed: Tensor) -> Tensor:
+    """Bytes of rows of whole words as int32; no copy."""
+    return packed.view(torch.int32)
+
+
+def keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int]:
+    """The hash's keys of indices below and above 2**32, as signed 32-bit numbers.
+
+    Raises:
+        ValueError: there are more than 2**33 elements.
+    """
+    from arb_ternary.ternary.hashing import hash_key
+
+    require(count <= _MOST, f"the tilelang backend draws for at most 2**33 elements of a tensor, got {count}")
+    found = (hash_key(seed, step, stream, high) for high in (0, 1))
+    first, second = (key - (1 << 32) if key >= 1 << 31 else key for key in found)
+    return first, second

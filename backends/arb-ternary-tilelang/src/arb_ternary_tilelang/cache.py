@@ -1,0 +1,107 @@
+"""Which builds of a kernel may be shared on disk, and how processes take turns at making them.
+
+TileLang keeps compiled kernels by their program (sizes that are constants included), target and flags and by its own
+release. It publishes each by one rename, and checks it against a manifest when it reads it: one that is broken is
+removed with a warning, and compiled again. Two things are added here: a macro among the flags, which no kernel reads
+and which stands for all else that a build depends on; and a lock, so that a process waits for a kernel that another one
+is compiling.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from arb_ternary.environment import left_unchanged
+from arb_ternary.errors import EnvironmentProblem
+from arb_ternary_tilelang import __version__
+
+__all__ = ["build_flag", "folder", "taking_turns", "tidy"]
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+#: What names a processor and its instructions, as Linux spells it on x86 and on ARM.
+_CPU_FIELDS: Final = ("model name", "flags", "CPU part", "Features")
+
+
+def folder() -> Path:
+    """Where TileLang keeps compiled kernels."""
+    with left_unchanged():
+        from tilelang import env
+
+    return Path(env.TILELANG_CACHE_DIR)
+
+
+def build_flag(compiler: str, native: bool) -> str:
+    """A flag that differs where a kernel compiled by ``compiler`` may not be shared.
+
+    Args:
+        compiler: its path.
+        native: whether the kernel may use every instruction of this processor.
+    """
+    parts = [__version__, version("tilelang"), version("torch"), compiler, _release(compiler)]
+    return f"-DARB_TERNARY_BUILD=0x{_digest(*parts, _processor() if native else '')[:15]}"
+
+
+@cache
+def _release(compiler: str) -> str:
+    """What a compiler says about itself; nothing where it cannot be run, which compiling will report."""
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in lines if line.startswith(_CPU_FIELDS)}))
+
+
+def _digest(*parts: str) -> str:
+    return sha256("\0".join(parts).encode()).hexdigest()
+
+
+@contextmanager
+def taking_turns(*name: str) -> Iterator[None]:
+    """Hold the lock of the kernel that ``name`` names, waiting for another process that compiles it.
+
+    Raises:
+        EnvironmentProblem: the folder of compiled kernels cannot be written to.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: both processes compile, and one of them is published
+        yield
+        return
+    place = folder() / "arb-ternary-locks"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        file = (place / f"{_digest(*name)[:32]}.lock").open("a")
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"backend 'tilelang' keeps its compiled kernels in {folder()} and cannot write there: {error.strerror}",
+            "name another folder: TILELANG_CACHE_DIR=...",
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file ends the lock
+
+
+def tidy(built: Any) -> None:
+    """Remove what TileLang leaves of a compilation as C++ in the folder for temporary files; it is loaded by now."""
+    library = Path(getattr(getattr(built, "adapter", None), "libpath", None) or "")
+    if library.suffix == ".so" and library.parent == Path(tempfile.gettempdir()):
+        for path in (library, library.with_suffix(".cpp")):
+            path.unlink(missing_ok=True)

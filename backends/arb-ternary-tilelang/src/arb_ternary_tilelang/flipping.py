@@ -1,0 +1,95 @@
+"""Votes turned into flips: arguments checked, kernels launched, flips counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.ternary.hashing import USE_DECAY
+from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
+from arb_ternary_tilelang.kernels import flips as programs
+from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
+
+__all__ = ["kernels"]
+
+
+def kernels() -> dict[str, Callable[..., object]]:
+    """The kernels of this module."""
+    return {
+        "apply_votes": apply_votes,
+        "apply_scaled_votes": apply_scaled_votes,
+        "apply_exponent_votes": apply_exponent_votes,
+    }
+
+
+def _flip(
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    rate: int,
+    scaled: bool,
+    carry: bool,
+    draw: tuple[int, int],
+    shape: WeightShape,
+) -> Tensor:
+    check_shape(shape)
+    require(
+        1 <= threshold <= shape.largest_vote,
+        f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
+    )
+    device, rows, columns = packed.device, shape.out_features, shape.in_features
+    lane = lane_of(device)
+    held = writable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
+    stored = writable(votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
+    if not held.numel():
+        return torch.zeros((), dtype=torch.int64, device=device)
+    blocks = -(-words(held).shape[1] // lane.width)
+    moved = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    options = lane.option(scaled), lane.option(carry)
+    kernel = lane.kernel(programs.flip_trits, shape.vote_bits, *options, N=rows, K=columns)
+    kernel(words(held), held_votes(stored, shape), moved, columns, threshold, rate, *draw, int(scaled), int(carry))
+    return moved.sum(dtype=torch.int64)
+
+
+def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
+    """Flips of sign votes and a leak; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
+    require(leak >= 0, f"leak must not be negative, got {leak}")
+    return _flip(packed, votes, threshold, min(leak, 128), False, False, (0, 0), shape)
+
+
+def apply_scaled_votes(
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    decay: int,
+    carry: bool,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> Tensor:
+    """Flips of scaled votes, then their decay; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
+    require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
+    draw = keys(seed, step, stream + USE_DECAY, shape.out_features * shape.in_features)
+    return _flip(packed, votes, threshold, decay, True, bool(carry), draw, shape)
+
+
+def apply_exponent_votes(
+    exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
+) -> Tensor:
+    """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar: those that changed."""
+    require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
+    require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
+    device, size = exponent.device, tuple(exponent.shape)
+    held = writable(exponent, "exponent", torch.int8, size, device)
+    votes = writable(exponent_votes, "exponent_votes", torch.int8, size, device)
+    centre = origin.detach().expand(size).contiguous()
+    moved = torch.empty(held.numel(), dtype=torch.int8, device=device)
+    if moved.numel():
+        flat = (held.view(-1), votes.view(-1), centre.view(-1), moved)
+        lane_of(device).kernel(programs.flip_exponents)(*flat, threshold, min(band, 256), min(leak, 128))
+    return moved.sum(dtype=torch.int64)

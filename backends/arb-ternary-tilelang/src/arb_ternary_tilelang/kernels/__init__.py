@@ -1,0 +1,1 @@
+"""Kernels as TileLang programs, written once for every lane."""

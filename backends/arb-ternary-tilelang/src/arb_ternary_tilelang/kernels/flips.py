@@ -1,0 +1,143 @@
+"""Votes turned into flips. Annotations of kernels are values: no postponed ones here."""
+
+from typing import Any
+
+from arb_ternary_tilelang.kernels.bits import UNIT, Bits
+from arb_ternary_tilelang.lane import Lane, Option, given
+
+__all__ = ["flip_exponents", "flip_trits"]
+
+
+def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: int, K: int) -> Any:
+    """Crossings move trits by a step; what happens to the accumulators is ``scaled``'s and ``carry``'s to say.
+
+    ``moved`` gets the number of trits that changed, by block. ``rate`` is the leak, or under ``scaled`` the decay.
+    """
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    parts = 2 if bits_held == 4 else 1
+    each = UNIT // parts
+    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[bits_held]
+    stored = "int8" if bits_held == 8 else "int32"
+
+    @T.prim_func
+    def flip(
+        words: T.Tensor((N, W), "int32"),
+        votes: T.Tensor((N, V), stored),
+        moved: T.Tensor((N, T.dynamic("B")), "int32"),
+        columns: T.int32,
+        threshold: T.int32,
+        rate: T.int32,
+        key_0: T.int32,
+        key_1: T.int32,
+        scaled_given: T.int32,
+        carry_given: T.int32,
+    ):
+        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+            counts = lane.shared((threads,), "int32")
+            for t in lane.parallel(threads):
+                word = T.alloc_var("uint32")
+                count = T.alloc_var("int32")
+                count = 0
+                u = block * threads + t
+                if u < W:
+                    word = T.reinterpret(words[n, u], "uint32")
+                    for part in T.serial(parts):
+                        held = T.alloc_var("uint32")
+                        if bits_held != 8:
+                            held = T.reinterpret(votes[n, parts * u + part], "uint32")
+                        for i in T.serial(each):
+                            at = part * each + i
+                            k = u * UNIT + at
+                            if k < columns:
+                                vote = T.alloc_var("int32")
+                                if bits_held == 8:
+                                    vote = T.cast(votes[n, k], "int32")
+                                elif bits_held == 4:
+                                    vote = bits.nibble(held, i)
+                                else:
+                                    vote = bits.trit(held, i)
+                                crossed = T.alloc_var("int32")
+                                crossed = T.cast(vote >= threshold, "int32") - T.cast(vote <= -threshold, "int32")
+                                if crossed != 0:
+                                    before = T.alloc_var("int32")
+                                    before = bits.trit(word, at)
+                                    after = T.alloc_var("int32")
+                                    after = T.min(T.max(before + crossed, -1), 1)
+                                    word = bits.with_trit(word, at, after)
+                                    if after != before:
+                                        count = count + 1
+                                    if given(carry, carry_given):
+                                        if after != before:
+                                            vote = vote - crossed * threshold
+                                        else:
+                                            vote = crossed * (threshold >> 1)
+                                    else:
+                                        vote = 0
+                                size = T.alloc_var("int32")
+                                size = T.max(vote, -vote)
+                                if given(scaled, scaled_given):
+                                    if rate != 0:
+                                        h = T.alloc_var("uint32")
+                                        h = bits.hashed(T.cast(n, "int64") * columns + k, key_0, key_1)
+                                        size = size - ((size * rate + T.cast(h & T.uint32(0xFFFF), "int32")) >> 16)
+                                else:
+                                    size = T.max(size - rate, 0)
+                                if vote < 0:
+                                    size = -size
+                                if bits_held == 8:
+                                    votes[n, k] = T.cast(size, "int8")
+                                elif bits_held == 4:
+                                    held = bits.with_nibble(held, i, size)
+                                else:
+                                    held = bits.with_trit(held, i, size)
+                        if bits_held != 8:
+                            votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                    if count != 0:
+                        words[n, u] = T.reinterpret(word, "int32")
+                counts[t] = count
+            for _ in lane.parallel(1):
+                total = T.alloc_var("int32")
+                total = 0
+                for i in T.serial(threads):
+                    total = total + counts[i]
+                moved[n, block] = total
+
+    return flip
+
+
+def flip_exponents(lane: Lane) -> Any:
+    """Crossings move exponents by a step within their band; ``moved`` says which did."""
+    T, threads = lane.T, lane.width
+    C = T.dynamic("C")
+
+    @T.prim_func
+    def move(
+        exponent: T.Tensor((C,), "int8"),
+        votes: T.Tensor((C,), "int8"),
+        origin: T.Tensor((C,), "int8"),
+        moved: T.Tensor((C,), "int8"),
+        threshold: T.int32,
+        band: T.int32,
+        leak: T.int32,
+    ):
+        with lane.grid(T.ceildiv(C, threads), threads=threads) as b:
+            for t in lane.parallel(threads):
+                c = b * threads + t
+                if c < C:
+                    vote = T.alloc_var("int32")
+                    vote = T.cast(votes[c], "int32")
+                    up = T.cast(vote >= threshold, "int32") - T.cast(vote <= -threshold, "int32")
+                    before = T.alloc_var("int32")
+                    before = T.cast(exponent[c], "int32")
+                    centre = T.cast(origin[c], "int32")
+                    wanted = T.alloc_var("int32")
+                    wanted = T.min(T.max(before + up, centre - band), centre + band)
+                    wanted = T.min(T.max(wanted, -126), 127)
+                    moved[c] = T.cast(wanted != before, "int8")
+                    exponent[c] = T.cast(wanted, "int8")
+                    vote = vote - threshold * up
+                    size = T.max(T.max(vote, -vote) - leak, 0)
+                    votes[c] = T.cast(T.if_then_else(vote < 0, -size, size), "int8")
+
+    return move

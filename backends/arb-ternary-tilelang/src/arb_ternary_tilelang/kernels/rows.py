@@ -1,0 +1,155 @@
+"""Quantisation of activations and gradients. Annotations of kernels are values: no postponed ones here."""
+
+from typing import Any
+
+from arb_ternary_tilelang.kernels.bits import Bits
+from arb_ternary_tilelang.lane import Lane, Option, given
+
+__all__ = ["largest", "quantize_gradient", "quantize_rows"]
+
+#: The bits of an infinity; those of a NaN are larger.
+INFINITY = 0x7F800000
+
+
+def quantize_rows(lane: Lane, dtype: str, norm: Option, *, K: int) -> Any:
+    """Rows to int8 and a scale; with ``norm`` after ``x * rsqrt(mean(x**2) + eps)``.
+
+    The largest absolute value is found among the bits of the floats, whose order as integers is that of the values,
+    with infinities and NaN at the end: it does not depend on the order of the search, and a NaN is not lost.
+    """
+    T, threads = lane.T, lane.width
+    M, K = T.dynamic("M"), lane.size("K", K)
+
+    @T.prim_func
+    def quantize(
+        x: T.Tensor((M, K), dtype),
+        q: T.Tensor((M, K), "int8"),
+        scale: T.Tensor((M,), "float32"),
+        eps: T.float32,
+        norm_given: T.int32,
+    ):
+        with lane.grid(M, threads=threads) as m:
+            sums = lane.shared((threads,), "float32")
+            tops = lane.shared((threads,), "int32")
+            factor = lane.shared((1,), "float32")
+            row = lane.shared((1,), "float32")
+            if given(norm, norm_given):
+                for t in lane.parallel(threads):
+                    total = T.alloc_var("float32")
+                    total = T.float32(0.0)
+                    for i in T.serial(T.ceildiv(K, threads)):
+                        if i * threads + t < K:
+                            value = T.cast(x[m, i * threads + t], "float32")
+                            total = total + value * value
+                    sums[t] = total
+                for _ in lane.parallel(1):
+                    squares = T.alloc_var("float32")
+                    squares = T.float32(0.0)
+                    for i in T.serial(threads):
+                        squares = squares + sums[i]
+                    factor[0] = T.float32(1.0) / T.sqrt(squares / T.cast(K, "float32") + eps)
+            for t in lane.parallel(threads):
+                top = T.alloc_var("int32")
+                top = 0
+                for i in T.serial(T.ceildiv(K, threads)):
+                    if i * threads + t < K:
+                        value = T.alloc_var("float32")
+                        value = T.cast(x[m, i * threads + t], "float32")
+                        if given(norm, norm_given):
+                            value = value * factor[0]
+                        top = T.max(top, T.reinterpret(value, "int32") & 0x7FFFFFFF)
+                tops[t] = top
+            for _ in lane.parallel(1):
+                most = T.alloc_var("int32")
+                most = 0
+                for i in T.serial(threads):
+                    most = T.max(most, tops[i])
+                row[0] = T.reinterpret(most, "float32") / T.float32(127.0)
+                scale[m] = row[0]
+            for t in lane.parallel(threads):
+                for i in T.serial(T.ceildiv(K, threads)):
+                    if i * threads + t < K:
+                        value = T.alloc_var("float32")
+                        value = T.cast(x[m, i * threads + t], "float32")
+                        if given(norm, norm_given):
+                            value = value * factor[0]
+                        code = T.alloc_var("int32")
+                        code = 0
+                        if row[0] > T.float32(0.0) and T.reinterpret(row[0], "int32") < INFINITY:
+                            code = T.cast(T.nearbyint(value / row[0]), "int32")
+                        q[m, i * threads + t] = T.cast(code, "int8")
+
+    return quantize
+
+
+def largest(lane: Lane, dtype: str) -> Any:
+    """The bits of the largest ``|x|`` of each block of a vector, where NaN counts as 0."""
+    T, threads = lane.T, lane.width
+    C, B = T.dynamic("C"), T.dynamic("B")
+    each = 16
+
+    @T.prim_func
+    def find_largest(x: T.Tensor((C,), dtype), tops: T.Tensor((B,), "int32")):
+        with lane.grid(B, threads=threads) as b:
+            found = lane.shared((threads,), "int32")
+            for t in lane.parallel(threads):
+                top = T.alloc_var("int32")
+                top = 0
+                for i in T.serial(each):
+                    if (b * each + i) * threads + t < C:
+                        value = T.cast(x[(b * each + i) * threads + t], "float32")
+                        size = T.reinterpret(value, "int32") & 0x7FFFFFFF
+                        if size <= INFINITY:
+                            top = T.max(top, size)
+                found[t] = top
+            for _ in lane.parallel(1):
+                most = T.alloc_var("int32")
+                most = 0
+                for i in T.serial(threads):
+                    most = T.max(most, found[i])
+                tops[b] = most
+
+    return find_largest
+
+
+def quantize_gradient(lane: Lane, dtype: str) -> Any:
+    """A vector to int8 by stochastic rounding with a power of two, from the bits of the largest ``|x|``.
+
+    ``2**e`` is the smallest with ``top <= 127 * 2**e``: with ``top = 1.f * 2**p``, ``e`` is ``p - 6`` where ``1.f`` is
+    at most 127 / 64, else ``p - 5``.
+    """
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    C = T.dynamic("C")
+
+    @T.prim_func
+    def round_gradient(
+        x: T.Tensor((C,), dtype),
+        top: T.Tensor((1,), "int32"),
+        q: T.Tensor((C,), "int8"),
+        scale: T.Tensor((1,), "float32"),
+        key_0: T.int32,
+        key_1: T.int32,
+    ):
+        with lane.grid(T.ceildiv(C, threads), threads=threads) as b:
+            for t in lane.parallel(threads):
+                exponent = T.alloc_var("int32")
+                exponent = (top[0] >> 23) - 127 - 6
+                if (top[0] & 0x7FFFFF) > 0x7E0000:
+                    exponent = exponent + 1
+                exponent = T.max(exponent, -126)
+                empty = top[0] == 0 or top[0] >= INFINITY
+                if empty:
+                    exponent = 0
+                if b == 0 and t == 0:
+                    scale[0] = bits.power_of_two(exponent)
+                if b * threads + t < C:
+                    code = T.alloc_var("int32")
+                    code = 0
+                    value = T.cast(x[b * threads + t], "float32")
+                    if not empty and (T.reinterpret(value, "int32") & 0x7FFFFFFF) <= INFINITY:
+                        h = bits.hashed(T.cast(b, "int64") * threads + t, key_0, key_1)
+                        moved = bits.uniform(h) + value / bits.power_of_two(exponent)
+                        code = T.cast(T.clamp(T.floor(moved), T.float32(-127.0), T.float32(127.0)), "int32")
+                    q[b * threads + t] = T.cast(code, "int8")
+
+    return round_gradient

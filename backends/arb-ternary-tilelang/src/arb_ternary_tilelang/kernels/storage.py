@@ -1,0 +1,88 @@
+"""Trits and accumulators to and from their words. Annotations of kernels are values: no postponed ones here."""
+
+from typing import Any
+
+from arb_ternary_tilelang.kernels.bits import UNIT, Bits
+from arb_ternary_tilelang.lane import Lane
+
+__all__ = ["pack", "pack_nibbles", "unpack", "unpack_nibbles"]
+
+
+def pack(lane: Lane, *, N: int, K: int) -> Any:
+    """int8 ``[N, K]`` in -1..1 to words ``[N, ceil(K / 16)]``; columns beyond the row's end hold 0."""
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+
+    @T.prim_func
+    def pack_trits(trits: T.Tensor((N, K), "int8"), words: T.Tensor((N, W), "int32")):
+        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+            for t in lane.parallel(threads):
+                word = T.alloc_var("uint32")
+                word = T.uint32(0x55555555)
+                if block * threads + t < W:
+                    for v in T.serial(UNIT):
+                        if (block * threads + t) * UNIT + v < K:
+                            trit = T.cast(trits[n, (block * threads + t) * UNIT + v], "int32")
+                            word = bits.with_trit(word, v, trit)
+                    words[n, block * threads + t] = T.reinterpret(word, "int32")
+
+    return pack_trits
+
+
+def unpack(lane: Lane, *, N: int, K: int) -> Any:
+    """Words ``[N, ceil(K / 16)]`` to int8 ``[N, K]``."""
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+
+    @T.prim_func
+    def unpack_trits(words: T.Tensor((N, W), "int32"), trits: T.Tensor((N, K), "int8")):
+        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+            for t in lane.parallel(threads):
+                word = T.alloc_var("uint32")
+                if block * threads + t < W:
+                    word = T.reinterpret(words[n, block * threads + t], "uint32")
+                    for v in T.serial(UNIT):
+                        if (block * threads + t) * UNIT + v < K:
+                            trits[n, (block * threads + t) * UNIT + v] = T.cast(bits.trit(word, v), "int8")
+
+    return unpack_trits
+
+
+def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
+    """int8 ``[N, K]`` in -7..7 to words of 8 columns, two for every word of trits; padding holds 0."""
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
+
+    @T.prim_func
+    def pack_votes(votes: T.Tensor((N, K), "int8"), words: T.Tensor((N, V), "int32")):
+        with lane.grid(T.ceildiv(V, threads), N, threads=threads) as (block, n):
+            for t in lane.parallel(threads):
+                word = T.alloc_var("uint32")
+                word = T.uint32(0x88888888)
+                if block * threads + t < V:
+                    for v in T.serial(8):
+                        if (block * threads + t) * 8 + v < K:
+                            value = T.cast(votes[n, (block * threads + t) * 8 + v], "int32")
+                            word = bits.with_nibble(word, v, value)
+                    words[n, block * threads + t] = T.reinterpret(word, "int32")
+
+    return pack_votes
+
+
+def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
+    """Words of 8 columns to int8 ``[N, K]``."""
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, K, V = lane.size("N", N), lane.size("K", K), lane.size("V", 2 * -(-K // UNIT))
+
+    @T.prim_func
+    def unpack_votes(words: T.Tensor((N, V), "int32"), votes: T.Tensor((N, K), "int8")):
+        with lane.grid(T.ceildiv(V, threads), N, threads=threads) as (block, n):
+            for t in lane.parallel(threads):
+                word = T.alloc_var("uint32")
+                if block * threads + t < V:
+                    word = T.reinterpret(words[n, block * threads + t], "uint32")
+                    for v in T.serial(8):
+                        if (block * threads + t) * 8 + v < K:
+                            votes[n, (block * threads + t) * 8 + v] = T.cast(bits.nibble(word, v), "int8")
+
+    return unpack_votes

@@ -1,0 +1,362 @@
+"""Gradients turned into votes on the chip. Annotations of kernels are values: no postponed ones here."""
+
+from typing import Any
+
+from attrs import frozen
+
+from arb_ternary_tilelang.kernels.bits import UNIT, Bits
+from arb_ternary_tilelang.lane import Lane, Option, Tiles, given
+
+__all__ = ["FACTORS", "LOOKUP", "PRODUCT", "SHIFTS", "SIGN", "Rule", "cast", "settle"]
+
+#: Where a gradient comes from: ``grad.T @ x``, or the sum of the gradients of each id.
+PRODUCT, LOOKUP = "product", "lookup"
+#: What a vote is: a sign, a gradient times float factors, a gradient shifted right.
+SIGN, FACTORS, SHIFTS = 0, 1, 2
+_FLOAT_MAX = 3.4028234663852886e38
+
+
+@frozen
+class Rule:
+    """What a kernel that casts votes is compiled for.
+
+    Attributes:
+        source: :data:`PRODUCT` or :data:`LOOKUP`.
+        kind: :data:`SIGN`, :data:`FACTORS` or :data:`SHIFTS`; None where an argument says which.
+        grad: dtype of the gradient of the result; int8 gives exact int32 sums, others float32.
+        x: dtype of the activations.
+        bits: of an accumulator.
+        learns: whether scores for the exponents are wanted.
+    """
+
+    source: str
+    kind: int | None
+    grad: str
+    x: str
+    bits: int
+    learns: bool
+
+    @property
+    def integer(self) -> bool:
+        """Whether the gradient of the weight is exact."""
+        return self.grad == "int8"
+
+    @property
+    def high(self) -> int:
+        """The largest accumulator; the smallest is its negative, or for sign votes of 8 bits one less."""
+        return {8: 127, 4: 7, 2: 1}[self.bits]
+
+    def chosen(self, kind: int, argument: Any) -> Any:
+        """Whether votes are of this kind; only integers are shifted."""
+        if kind == SHIFTS and not self.integer:
+            return False
+        return argument == kind if self.kind is None else self.kind == kind
+
+
+def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any:
+    """Form a tile of the gradient, cast its votes, and leave what it adds to scores and statistics.
+
+    The tile stays in the memory of its block. Sums over rows and columns are left as parts, one a tile, so that the
+    order in which they are added never changes. ``a`` and ``b`` are, for a product, ``grad [M, N]`` and ``x [M, K]``;
+    on CUDA those of int8 in blocks of ``tiles.depth`` rows, ``[blocks, N, depth]`` and ``[blocks, K, depth]``, because
+    the matrix units want the terms of a sum side by side. For a lookup ``a`` is ``grad [M, K]``.
+    """
+    T, bits = lane.T, Bits(lane.T)
+    rows, columns, depth = tiles.rows, tiles.columns, tiles.depth
+    units = columns // UNIT
+    parts = 2 if rule.bits == 4 else 1
+    each, high = UNIT // parts, rule.high
+    integer, mapped = rule.integer, rule.source == LOOKUP
+    sums = "int32" if integer else "float32"
+    sizes = "int64" if integer else "float32"
+    blocked = lane.cuda and integer and not mapped
+    simple = lane.cuda and rule.grad == "float32"
+    N, K, W = lane.size("N", N), lane.size("K", K), lane.size("W", -(-K // UNIT))
+    V = {8: K, 4: lane.size("V", 2 * -(-K // UNIT)) if lane.cuda else T.dynamic("V"), 2: W}[rule.bits]
+    stored = "int8" if rule.bits == 8 else "int32"
+    M, R, L, Q, D, S = (T.dynamic(name) for name in ("M", "R", "L", "Q", "D", "S"))
+
+    def per(group: Any) -> Any:
+        """Columns that share an exponent: a constant where sizes are."""
+        return G if lane.cuda else group
+
+    def scaled(kind: Any) -> Any:
+        """Whether votes are as large as the gradient."""
+        return given(rule.kind, kind)
+
+    def lowest(kind: Any) -> Any:
+        """The smallest accumulator of 8 bits."""
+        return T.if_then_else(kind == SIGN, -128, -127) if rule.kind is None else -127 - (rule.kind == SIGN)
+
+    if mapped:
+        a_shape, b_shape, count = (M, K), (Q,), R
+    elif blocked:
+        a_shape, b_shape, count = (M, N, depth), (M, K, depth), N
+    else:
+        a_shape, b_shape, count = (M, N), (M, K), N
+
+    @T.macro
+    def form(a: Any, b: Any, order: Any, starts: Any, g_tile: Any, bn: Any, bk: Any) -> None:
+        if mapped:
+            for t in lane.parallel(rows * columns):
+                total = T.alloc_var(sums)
+                total = T.cast(0, sums)
+                r, k = bn * rows + t // columns, bk * columns + t % columns
+                if r < count and k < K:
+                    first = T.alloc_var("int32")
+                    first = T.cast(starts[r], "int32")
+                    several = T.alloc_var("int32")
+                    several = T.cast(starts[r + 1], "int32") - first
+                    for i in T.serial(several):
+                        m = T.alloc_var("int32")
+                        m = T.cast(order[first + i], "int32")
+                        total = total + T.cast(a[m, k], sums)
+                g_tile[t // columns, t % columns] = total
+        else:
+            if blocked:
+                a_tile, b_tile = lane.shared((rows, depth), "int8"), lane.shared((columns, depth), "int8")
+            else:
+                a_tile, b_tile = lane.shared((depth, rows), rule.grad), lane.shared((depth, columns), rule.grad)
+            total = lane.accumulator((rows, columns), sums)
+            T.clear(total)
+            for i in T.Pipelined(M if blocked else T.ceildiv(M, depth), num_stages=tiles.stages if lane.cuda else 0):
+                if blocked:
+                    T.copy(a[i, bn * rows : bn * rows + rows, 0:depth], a_tile)
+                    T.copy(b[i, bk * columns : bk * columns + columns, 0:depth], b_tile)
+                    T.gemm(a_tile, b_tile, total, transpose_B=True)
+                else:
+                    T.copy(a[i * depth, bn * rows], a_tile)
+                    T.copy(b[i * depth, bk * columns], b_tile)
+                    if simple:
+                        for p, q in T.Parallel(rows, columns):
+                            for m in T.serial(depth):
+                                total[p, q] = total[p, q] + a_tile[m, p] * b_tile[m, q]
+                    else:
+                        T.gemm(a_tile, b_tile, total, transpose_A=True)
+            for p, q in lane.parallel(rows, columns):
+                g_tile[p, q] = total[p, q]
+
+    @T.macro
+    def vote(g: Any, scale: Any, vote_scale: Any, limit: Any, key_0: Any, key_1: Any, kind: Any, n: Any, k: Any) -> Any:
+        v = T.alloc_var("int32")
+        v = 0
+        if rule.chosen(SIGN, kind):
+            v = T.cast(g > T.cast(0, sums), "int32") - T.cast(g < T.cast(0, sums), "int32")
+        if rule.chosen(FACTORS, kind):
+            h = bits.hashed(T.cast(n, "int64") * K + k, key_0, key_1)
+            p = T.alloc_var("float32")
+            p = T.cast(g, "float32")
+            if integer:
+                p = p * scale[0]
+            p = p * T.reinterpret(vote_scale[n], "float32")
+            p = p * T.reinterpret(vote_scale[N + k], "float32")
+            top = T.cast(limit, "float32") * T.float32(1.0 / 256)
+            bounded = T.alloc_var("float32")
+            none = (T.reinterpret(p, "int32") & 0x7FFFFFFF) > 0x7F800000
+            bounded = T.if_then_else(none, T.float32(0.0), T.min(T.max(p, -top), top))
+            v = T.cast(T.floor(bounded + bits.uniform(h)), "int32")
+        if rule.chosen(SHIFTS, kind):
+            h = bits.hashed(T.cast(n, "int64") * K + k, key_0, key_1)
+            power = (T.reinterpret(scale[0], "int32") >> 23) - 127
+            shift = T.alloc_var("int32")
+            shift = vote_scale[n] + vote_scale[N + k] - power
+            wide = T.alloc_var("int64")
+            wide = T.cast(g, "int64")
+            if shift >= 0:
+                shift = T.min(shift, 31)
+                bound = (T.cast(limit, "int64") << T.cast(shift, "int64")) >> T.int64(8)
+                noise = T.cast(h, "int64") & ((T.int64(1) << T.cast(shift, "int64")) - T.int64(1))
+                wide = (T.min(T.max(wide, -bound), bound) + noise) >> T.cast(shift, "int64")
+            else:
+                bound = T.cast(limit >> 8, "int64")
+                wide = wide << T.cast(T.min(-shift, 16), "int64")
+                wide = T.min(T.max(wide, -bound), bound)
+            v = T.cast(wide, "int32")
+        return v
+
+    @T.macro
+    def add(scores: Any, r: Any, j: Any, amount: Any) -> None:
+        if lane.cuda:
+            T.atomic_add(scores[r, j], amount)
+        else:
+            scores[r, j] = scores[r, j] + amount
+
+    @T.prim_func
+    def cast_votes(
+        a: T.Tensor(a_shape, rule.grad),
+        b: T.Tensor(b_shape, rule.x),
+        order: T.Tensor((L,), "int64"),
+        starts: T.Tensor((Q,), "int64") if not mapped else T.Tensor((T.dynamic("P"),), "int64"),
+        names: T.Tensor((R,), "int64"),
+        words: T.Tensor((N, W), "int32"),
+        votes: T.Tensor((N, V), stored),
+        scores: T.Tensor((T.dynamic("A"), T.dynamic("E")), "int32"),
+        scale: T.Tensor((S,), "float32"),
+        vote_scale: T.Tensor((D,), "int32"),
+        row_squares: T.Tensor((T.dynamic("X"), T.dynamic("Y")), "float32"),
+        column_squares: T.Tensor((T.dynamic("Z"), K), "float32"),
+        row_sizes: T.Tensor((T.dynamic("X1"), T.dynamic("Y1")), sizes),
+        column_sizes: T.Tensor((T.dynamic("Z1"), T.dynamic("K1")), sizes),
+        faults: T.Tensor((T.dynamic("X2"), T.dynamic("Y2")), "int32"),
+        group: T.int32,
+        limit: T.int32,
+        key_0: T.int32,
+        key_1: T.int32,
+        kind: T.int32,
+    ):
+        with lane.grid(T.ceildiv(K, columns), T.ceildiv(count, rows), threads=tiles.threads) as (bk, bn):
+            g_tile = lane.shared((rows, columns), sums)
+            score_tile = lane.shared((rows, units), "int32")
+            square_tile = lane.shared((rows, units), "float32")
+            size_tile = lane.shared((rows, units), sizes)
+            fault_tile = lane.shared((rows, units), "int32")
+            form(a, b, order, starts, g_tile, bn, bk)
+            for t in lane.parallel(rows * units):
+                word = T.alloc_var("uint32")
+                score = T.alloc_var("int32")
+                square = T.alloc_var("float32")
+                size = T.alloc_var(sizes)
+                fault = T.alloc_var("int32")
+                score = 0
+                square = T.float32(0.0)
+                size = T.cast(0, sizes)
+                fault = 0
+                line, place = t // units, t % units
+                r, u = bn * rows + line, bk * units + place
+                if r < count and u < W:
+                    n = T.alloc_var("int32")
+                    n = r
+                    if mapped:
+                        n = T.cast(names[r], "int32")
+                    word = T.reinterpret(words[n, u], "uint32")
+                    for part in T.serial(parts):
+                        held = T.alloc_var("uint32")
+                        if rule.bits != 8:
+                            held = T.reinterpret(votes[n, parts * u + part], "uint32")
+                        for i in T.serial(each):
+                            at = part * each + i
+                            k = u * UNIT + at
+                            if k < K:
+                                g = T.alloc_var(sums)
+                                if integer:
+                                    g = g_tile[line, place * UNIT + at]
+                                else:
+                                    # A choice, no branch: after a branch the compiler takes the number from before.
+                                    raw = T.alloc_var("float32")
+                                    raw = g_tile[line, place * UNIT + at]
+                                    bad = T.alloc_var("int32")
+                                    bad = T.cast((T.reinterpret(raw, "int32") & 0x7FFFFFFF) > 0x7F800000, "int32")
+                                    fault = fault + bad
+                                    bounded = T.min(T.max(raw, T.float32(-_FLOAT_MAX)), T.float32(_FLOAT_MAX))
+                                    g = T.if_then_else(bad != 0, T.float32(0.0), bounded)
+                                    g_tile[line, place * UNIT + at] = g
+                                whole = T.cast(g, "float32")
+                                square = square + whole * whole
+                                if scaled(kind):
+                                    size = size + T.max(T.cast(g, sizes), -T.cast(g, sizes))
+                                v = vote(g, scale, vote_scale, limit, key_0, key_1, kind, n, k)
+                                score = score + v * bits.trit(word, at)
+                                left = T.alloc_var("int32")
+                                if rule.bits == 8:
+                                    left = T.cast(votes[n, k], "int32") - v
+                                    votes[n, k] = T.cast(T.min(T.max(left, lowest(kind)), high), "int8")
+                                elif rule.bits == 4:
+                                    left = bits.nibble(held, i) - v
+                                    held = bits.with_nibble(held, i, T.min(T.max(left, -high), high))
+                                else:
+                                    left = bits.trit(held, i) - v
+                                    held = bits.with_trit(held, i, T.min(T.max(left, -high), high))
+                        if rule.bits != 8:
+                            votes[n, parts * u + part] = T.reinterpret(held, "int32")
+                score_tile[line, place] = score
+                square_tile[line, place] = square
+                size_tile[line, place] = size
+                fault_tile[line, place] = fault
+            for t in lane.parallel(rows):
+                r = bn * rows + t
+                if r < count:
+                    square = T.alloc_var("float32")
+                    size = T.alloc_var(sizes)
+                    fault = T.alloc_var("int32")
+                    score = T.alloc_var("int32")
+                    square = T.float32(0.0)
+                    size = T.cast(0, sizes)
+                    fault = 0
+                    score = 0
+                    for i in T.serial(units):
+                        square = square + square_tile[t, i]
+                        if scaled(kind):
+                            size = size + size_tile[t, i]
+                        fault = fault + fault_tile[t, i]
+                        if rule.learns:
+                            u = bk * units + i
+                            score = score + score_tile[t, i]
+                            j = u * UNIT // per(group)
+                            if u < W and (i == units - 1 or u == W - 1 or (u + 1) * UNIT // per(group) != j):
+                                add(scores, r, j, score)
+                                score = 0
+                    row_squares[bk, r] = square
+                    if scaled(kind):
+                        row_sizes[bk, r] = size
+                    if not integer:
+                        faults[bk, r] = fault
+            for t in lane.parallel(columns):
+                k = bk * columns + t
+                if k < K:
+                    square = T.alloc_var("float32")
+                    size = T.alloc_var(sizes)
+                    square = T.float32(0.0)
+                    size = T.cast(0, sizes)
+                    for i in T.serial(rows):
+                        if bn * rows + i < count:
+                            whole = T.cast(g_tile[i, t], "float32")
+                            square = square + whole * whole
+                            if scaled(kind):
+                                size = size + T.max(T.cast(g_tile[i, t], sizes), -T.cast(g_tile[i, t], sizes))
+                    column_squares[bn, k] = square
+                    if scaled(kind):
+                        column_sizes[bn, k] = size
+
+    return cast_votes
+
+
+def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
+    """Scores ``[R, J]`` into exponent votes ``[N, J]``, row ``names[r]`` where ``mapped``."""
+    T, bits, threads = lane.T, Bits(lane.T), lane.width
+    N, J, R, L = (T.dynamic(name) for name in ("N", "J", "R", "L"))
+
+    @T.prim_func
+    def settle_scores(
+        scores: T.Tensor((R, J), "int32"),
+        names: T.Tensor((L,), "int64"),
+        exponent_votes: T.Tensor((N, J), "int8"),
+        shift: T.int32,
+        key_0: T.int32,
+        key_1: T.int32,
+        scaled_given: T.int32,
+        mapped_given: T.int32,
+    ):
+        with lane.grid(T.ceildiv(J, threads), R, threads=threads) as (block, r):
+            for t in lane.parallel(threads):
+                if block * threads + t < J:
+                    j = block * threads + t
+                    n = T.alloc_var("int32")
+                    n = r
+                    if given(mapped, mapped_given):
+                        n = T.cast(names[r], "int32")
+                    moved = T.alloc_var("int64")
+                    moved = T.cast(scores[r, j], "int64")
+                    low = T.alloc_var("int64")
+                    low = T.int64(-128)
+                    if given(scaled, scaled_given):
+                        low = T.int64(-127)
+                        h = bits.hashed(T.cast(n, "int64") * J + j, key_0, key_1)
+                        mask = (T.int64(1) << T.cast(shift, "int64")) - T.int64(1)
+                        moved = (moved + (T.cast(h, "int64") & mask)) >> T.cast(shift, "int64")
+                    else:
+                        moved = T.cast(moved > T.int64(0), "int64") - T.cast(moved < T.int64(0), "int64")
+                    left = T.cast(exponent_votes[n, j], "int64") - moved
+                    left_8 = T.min(T.max(left, low), T.int64(127))
+                    exponent_votes[n, j] = T.cast(left_8, "int8")
+
+    return settle_scores

@@ -1,0 +1,209 @@
+"""A lane: a target that kernels are compiled for, and what differs between targets.
+
+Every kernel is written once. On CUDA a block's threads share ``T.Parallel`` loops, and sizes of weights and options are
+constants of the compiled kernel, so that loads are wide and nothing is carried that a call does not need. As C++ the
+same loops are serial, and sizes and options are arguments: one build of a kernel serves every shape and choice, since
+there it is the compiler's time that counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+from collections.abc import Callable
+from importlib import import_module
+from threading import RLock
+from types import ModuleType
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from arb_ternary.environment import left_unchanged
+from arb_ternary.errors import EnvironmentProblem
+from arb_ternary_tilelang.cache import build_flag, taking_turns, tidy
+from arb_ternary_tilelang.probe import COMPILERS, cpu_compiler, cuda_compiler
+
+__all__ = ["CPU_FLAGS", "CUDA_FLAGS", "Lane", "Option", "Tiles", "cpu_lane", "cuda_lane", "given"]
+
+#: Products are not contracted with sums: the number format says where a rounding takes place.
+CPU_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=off", "-w")
+CUDA_FLAGS: Final = ("--fmad=false",)
+
+
+#: A choice that a kernel is compiled for, or None where it is made by an argument at each call.
+Option = bool | int | None
+
+
+def given(option: Option, argument: Any) -> Any:
+    """Whether an option is on, in a kernel: what it was compiled for, or what the argument of the call says."""
+    return argument != 0 if option is None else bool(option)
+
+
+@frozen
+class Tiles:
+    """Sizes of tiles: rows and columns of a result, terms of a sum that are loaded at a time, threads, stages.
+
+    Attributes:
+        rows: of a tile of a product.
+        columns: of a tile of a product; a multiple of 16.
+        depth: terms of the sum in shared memory; a multiple of 32.
+        threads: of a block.
+        stages: of the copies into shared memory that run ahead.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    threads: int
+    stages: int
+
+
+@define(eq=False)
+class Lane:
+    """A target, its compiler and the kernels compiled so far.
+
+    Attributes:
+        kind: ``c`` or ``cuda``.
+        arch: ``sm_90a`` and the like; empty for ``c``.
+        T: TileLang's dialect for the target.
+    """
+
+    kind: str
+    arch: str
+    T: ModuleType = field(repr=False)
+    _built: dict[tuple[object, ...], Callable[..., None]] = field(factory=dict, repr=False, init=False)
+    _lock: RLock = field(factory=RLock, repr=False, init=False)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether a block has threads."""
+        return self.kind == "cuda"
+
+    @property
+    def target(self) -> str | dict[str, str]:
+        """TileLang's name of the target."""
+        return {"kind": "cuda", "arch": self.arch} if self.cuda else "c"
+
+    @property
+    def width(self) -> int:
+        """Threads of a block in kernels that are no matrix products; as C++, elements of a block."""
+        return 128 if self.cuda else 16
+
+    @property
+    def tiles(self) -> Tiles:
+        """Tiles of a product with many rows."""
+        return Tiles(128, 128, 64, 256, 3) if self.cuda else Tiles(16, 16, 32, 1, 1)
+
+    @property
+    def few_tiles(self) -> Tiles:
+        """Tiles of a product with at most 64 rows."""
+        return Tiles(64, 64, 128, 128, 3) if self.cuda else Tiles(16, 16, 32, 1, 1)
+
+    @property
+    def vote_tiles(self) -> Tiles:
+        """Tiles of a gradient that becomes votes."""
+        return Tiles(64, 128, 64, 128, 2) if self.cuda else Tiles(16, 32, 32, 1, 1)
+
+    @property
+    def lookup_tiles(self) -> Tiles:
+        """Tiles of the gradients of looked-up rows."""
+        return Tiles(8, 128, 32, 128, 1) if self.cuda else Tiles(4, 32, 32, 1, 1)
+
+    def size(self, name: str, value: int) -> Any:
+        """A size of a tensor: a constant of the kernel on CUDA, an argument of it otherwise."""
+        return value if self.cuda else self.T.dynamic(name)
+
+    def option(self, value: Option) -> Option:
+        """An option of a kernel: a constant of it on CUDA, an argument (None here) otherwise."""
+        return value if self.cuda else None
+
+    def grid(self, *blocks: Any, threads: int) -> Any:
+        """``T.Kernel``, with threads where there are any."""
+        return self.T.Kernel(*blocks, threads=threads) if self.cuda else self.T.Kernel(*blocks)
+
+    def accumulator(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Sums of a tile: in registers of the block's threads."""
+        return self.T.alloc_fragment(shape, dtype) if self.cuda else self.shared(shape, dtype)
+
+    def shared(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Memory of a block."""
+        return self.T.alloc_shared(shape, dtype) if self.cuda else self.T.alloc_local(shape, dtype)
+
+    def parallel(self, *extents: int) -> Any:
+        """A loop over the threads of a block."""
+        if self.cuda:
+            return self.T.Parallel(*extents)
+        return self.T.serial(*extents) if len(extents) == 1 else self.T.grid(*extents)
+
+    @property
+    def vectorized(self) -> Any:
+        """A loop whose iterations are one wide store."""
+        return self.T.vectorized if self.cuda else self.T.serial
+
+    def kernel(self, make: Callable[..., Any], *options: Any, **sizes: int) -> Callable[..., None]:
+        """The compiled kernel that ``make(lane, *options, **sizes)`` describes, compiled at the first call.
+
+        Sizes are part of what is compiled on CUDA only.
+
+        Raises:
+            EnvironmentProblem: there is no compiler, or it refuses.
+        """
+        key = (make, options, *(sorted(sizes.items()) if self.cuda else ()))
+        found = self._built.get(key)
+        if found is None:
+            with self._lock:
+                found = self._built.get(key)
+                if found is None:
+                    name = (make.__qualname__, *map(repr, key[1:]))
+                    found = self._built[key] = self._compile(make(self, *options, **sizes), name)
+        return found
+
+    def _compile(self, function: Any, name: tuple[str, ...]) -> Callable[..., None]:
+        import tilelang
+
+        compiler = cuda_compiler() if self.cuda else cpu_compiler()
+        if compiler is None:
+            wanted = "nvcc, in CUDA_HOME, PATH or /usr/local/cuda" if self.cuda else " or ".join(COMPILERS)
+            raise EnvironmentProblem(
+                f"backend 'tilelang' compiles its kernels when they are first used, and found no compiler: {wanted}",
+                "install one, or choose another backend: arb backends list",
+            )
+        flags = [*(CUDA_FLAGS if self.cuda else CPU_FLAGS), build_flag(compiler, not self.cuda)]
+        try:
+            with taking_turns(*name, str(self.target), *flags):
+                built: Callable[..., None] = tilelang.compile(function, target=self.target, compile_flags=flags)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            raise EnvironmentProblem(
+                f"backend 'tilelang': {compiler} with {shlex.join(flags[:-1])} could not build a kernel: {last[0]}",
+                "check the compiler, or choose another backend: arb backends list",
+            ) from error
+        tidy(built)
+        return built
+
+
+def _dialect(name: str) -> ModuleType:
+    """A dialect of TileLang.
+
+    When TileLang is imported it writes paths into the environment, PYTHONPATH among them, which every process that this
+    one starts would inherit. It has read them by then: the environment is put back. And it would report every
+    compilation, and what goes wrong, on standard output: warnings go where those of this program go.
+    """
+    with left_unchanged():
+        module = import_module(name)
+        import_module("tilelang").set_log_level("WARNING")
+    reports = logging.getLogger("tilelang")
+    reports.handlers.clear()
+    reports.propagate = True
+    return module
+
+
+def cpu_lane() -> Lane:
+    """The lane that compiles C++ for this machine."""
+    return Lane("c", "", _dialect("tilelang.cpu.language"))
+
+
+def cuda_lane(arch: str) -> Lane:
+    """The lane that compiles CUDA for ``arch``, for example ``sm_80`` or ``sm_90a``."""
+    return Lane("cuda", arch, _dialect("tilelang.language"))

@@ -1,0 +1,25 @@
+"""Hook implementations. Imported by every command: nothing heavy here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arb_ternary import hookimpl
+from arb_ternary.specs import BackendSpec
+
+ARB_API_VERSION = (1, 1)
+
+
+@hookimpl
+def arb_register_backends() -> Sequence[BackendSpec]:
+    """The TileLang backend; below the torch backend's 0, because it has been timed on no GPU: it is chosen by name."""
+    return (
+        BackendSpec(
+            name="tilelang",
+            target="arb_ternary_tilelang.backend:build",
+            probe="arb_ternary_tilelang.probe:probe",
+            priority=-10,
+            devices=("cuda", "cpu"),
+            summary="TileLang kernels: int8 tensor cores on CUDA, C++ on the CPU",
+        ),
+    )

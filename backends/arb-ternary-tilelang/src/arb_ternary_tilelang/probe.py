@@ -1,0 +1,77 @@
+"""Whether the TileLang kernels can work on a device, found without importing TileLang or torch, or waking a GPU."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from arb_ternary.backends.protocol import ProbeResult
+from arb_ternary.environment import read
+
+__all__ = ["COMPILERS", "cpu_compiler", "cuda_compiler", "probe"]
+
+#: Names that TileLang looks for, in its order, where CXX does not say.
+COMPILERS: Final = ("g++", "clang++", "c++")
+#: Device nodes by which an NVIDIA driver shows that it is there, natively or under WSL.
+_DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/dxg")
+_CUDA_HOME: Final = "/usr/local/cuda"
+
+
+def cpu_compiler() -> str | None:
+    """The C++ compiler that TileLang would use, or None."""
+    chosen = read("CXX").strip()
+    if chosen:
+        return shutil.which(chosen)
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def cuda_compiler() -> str | None:
+    """The CUDA compiler that TileLang would use, or None."""
+    chosen = read("CUDA_HOME").strip()
+    found = [shutil.which(str(Path(home) / "bin" / "nvcc")) for home in ([chosen] if chosen else [])]
+    return next(filter(None, [*found, shutil.which("nvcc"), shutil.which(f"{_CUDA_HOME}/bin/nvcc")]), None)
+
+
+def probe(device: str) -> ProbeResult:
+    """Whether ``device`` (``cpu``, ``cuda``, ``cuda:1``) can be served, and why (not)."""
+    for module in ("torch", "tilelang"):
+        if find_spec(module) is None:
+            return ProbeResult(False, f"{module} is not installed")
+    release = f"tilelang {_version('tilelang')}"
+    match device.partition(":")[0]:
+        case "cpu":
+            compiler = cpu_compiler()
+            if compiler is None:
+                wanted = read("CXX").strip() or ", ".join(COMPILERS)
+                return ProbeResult(False, f"its kernels need a C++ compiler ({wanted}): none was found")
+            return ProbeResult(True, f"{release}, compiled by {Path(compiler).name}")
+        case "cuda":
+            return _probe_cuda(release)
+        case other:
+            return ProbeResult(False, f"it has no kernels for {other!r}")
+
+
+def _probe_cuda(release: str) -> ProbeResult:
+    torch_release = _version("torch")
+    if "+cpu" in torch_release:
+        return ProbeResult(False, f"torch {torch_release} is built without CUDA")
+    if "+rocm" in torch_release:
+        return ProbeResult(False, f"torch {torch_release} is built for ROCm, and the kernels are for CUDA")
+    if read("CUDA_VISIBLE_DEVICES").strip() in ("", "-1"):
+        return ProbeResult(False, "CUDA_VISIBLE_DEVICES hides every device")
+    if not any(Path(node).exists() for node in _DEVICE_NODES) and shutil.which("nvidia-smi") is None:
+        return ProbeResult(False, "no CUDA driver was found")
+    compiler = cuda_compiler()
+    if compiler is None:
+        return ProbeResult(False, "its kernels need nvcc: none was found in CUDA_HOME, PATH or /usr/local/cuda")
+    return ProbeResult(True, f"{release}, compiled by {compiler}")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # a source checkout on sys.path
+        return "unknown"

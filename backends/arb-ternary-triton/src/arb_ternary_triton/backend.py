@@ -1,0 +1,90 @@
+"""The backend: its name, what it promises, and its kernels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.environment import for_child
+from arb_ternary.errors import EnvironmentProblem
+from arb_ternary_triton import casting, flips, layout, products, rows
+from arb_ternary_triton.gpu import gpu_of
+from arb_ternary_triton.launch import INTERPRETED
+from arb_ternary_triton.tables import bucket_of, user_table
+
+__all__ = ["TritonBackend", "build"]
+
+
+@frozen
+class TritonBackend:
+    """The Triton backend, compiled or interpreted as Triton was imported."""
+
+    name: str = "triton"
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_VOTES})
+    kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
+
+    def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
+        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends explain --roofline``.
+
+        In a process of its own, since kernels that were made for the interpreter cannot be compiled.
+
+        Raises:
+            EnvironmentProblem: it cannot be compiled.
+        """
+        sizes = (rows, shape.out_features, shape.in_features, shape.group_size)
+        command = [sys.executable, "-m", "arb_ternary_triton.compiling", "--json", "--target", "sm_90a", "--call", op]
+        command += [*map(str, sizes), "int8" if integer else "bfloat16"]
+        done = subprocess.run(command, env=for_child(TRITON_INTERPRET="0"), capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise EnvironmentProblem(f"the kernel of {op!r} cannot be compiled for sm_90a: {last}")
+        (found,) = json.loads(done.stdout)
+        return dict(found)
+
+    def measured(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any] | None:
+        """What the table of this machine's GPU holds for an op: for ``arb backends explain``.
+
+        Returns:
+            ``seconds`` of a call and the ``shape`` M, N, K that it was measured on; None where nothing was measured.
+        """
+        kernel = {"linear": "linear", "linear_grad_input": "grad_input", "cast_votes": "votes"}.get(op)
+        if kernel is None or INTERPRETED or not torch.cuda.is_available():
+            return None
+        kind = (kernel, "int8" if integer else "16 bits")
+        if op == "linear" and rows == 1:
+            kind = ("row", "int8" if integer else "float")
+        bucket = bucket_of(rows, shape.out_features, shape.in_features)
+        found = user_table(gpu_of(torch.cuda.current_device())).find(kind, bucket)
+        return None if found is None else {"seconds": found.seconds, "shape": list(bucket)}
+
+
+def build() -> KernelBackend:
+    """The backend with every required and optional op."""
+    return TritonBackend(
+        kernels={
+            "pack": layout.pack,
+            "unpack": layout.unpack,
+            "pack_votes": layout.pack_votes,
+            "unpack_votes": layout.unpack_votes,
+            "quantize_rows": rows.quantize_rows,
+            "rms_norm_quantize": rows.rms_norm_quantize,
+            "quantize_gradient": rows.quantize_gradient,
+            "linear": products.linear,
+            "linear_grad_input": products.linear_grad_input,
+            "embedding": products.embedding,
+            "cast_votes": casting.cast_votes,
+            "cast_scaled_votes": casting.cast_scaled_votes,
+            "embedding_votes": casting.embedding_votes,
+            "embedding_scaled_votes": casting.embedding_scaled_votes,
+            "apply_votes": flips.apply_votes,
+            "apply_scaled_votes": flips.apply_scaled_votes,
+            "apply_exponent_votes": flips.apply_exponent_votes,
+        }
+    )

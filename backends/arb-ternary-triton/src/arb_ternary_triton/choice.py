@@ -1,0 +1,63 @@
+"""Which entry of which table a call takes.
+
+What was measured on this machine comes first, then the shipped table. Where torch is told to use deterministic
+algorithms, choices are the shipped ones alone, whatever was measured: the order of float sums depends on the tile, so
+that a run has the same bits on all machines with that GPU. Integer results have the same bits with any tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import torch
+
+from arb_ternary.environment import read_flag
+from arb_ternary_triton.entries import Entry, Kind
+from arb_ternary_triton.gpu import gpu_of
+from arb_ternary_triton.launch import recorded_gpu
+from arb_ternary_triton.tables import bucket_of, shipped, user_table
+
+__all__ = ["TUNE", "chosen_entry", "fixed_choices", "forced"]
+
+#: The variable that asks for measuring what no table of this machine holds yet.
+TUNE: Final = "ARB_TERNARY_TRITON_TUNE"
+
+_forced: ContextVar[Entry | None] = ContextVar("arb_ternary_triton_forced", default=None)
+
+
+@contextmanager
+def forced(entry: Entry) -> Iterator[None]:
+    """Take this entry, whatever tables say: while it is measured."""
+    token = _forced.set(entry)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def fixed_choices() -> bool:
+    """Whether torch is told to be deterministic; by warnings only, as tools do that fill memory, does not count."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torch.device) -> Entry:
+    """The entry for a call on a GPU, or for one that is compiled for."""
+    held = _forced.get()
+    if held is not None:
+        return held
+    recorded = recorded_gpu()
+    if recorded is not None:
+        return shipped(kind, rows, recorded)
+    gpu = gpu_of(torch.cuda.current_device() if device.index is None else device.index)
+    if fixed_choices():
+        return shipped(kind, rows, gpu)
+    bucket, table = bucket_of(rows, outputs, columns), user_table(gpu)
+    found = table.find(kind, bucket)
+    if found is None and read_flag(TUNE) and not torch.cuda.is_current_stream_capturing():
+        from arb_ternary_triton.tuning import tune
+
+        found = tune(kind, bucket, gpu, device, table)
+    return shipped(kind, rows, gpu) if found is None else found.entry

@@ -1,0 +1,379 @@
+"""Compiling the kernels for GPUs that are not there, and what the result says: registers, spills, shared memory.
+
+A kernel's wrapper is called with tensors on the CPU while launches are recorded; what would have been started on a GPU
+is compiled for the target instead. Not in the interpreter: ``TRITON_INTERPRET`` must not be set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import triton
+from attrs import asdict, frozen
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary_triton import casting, flips, layout, products, rows
+from arb_ternary_triton.arguments import packed_columns
+from arb_ternary_triton.gpu import KNOWN
+from arb_ternary_triton.launch import INTERPRETED, Launch, recording
+
+__all__ = ["CASES", "OTHERS", "TARGETS", "Compiled", "call_of", "compile_call", "compile_case", "compile_rest", "main"]
+
+TARGETS: Final = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90a": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_TYPES: Final = {
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+}
+#: Matrix and dot-product instructions, by which a kernel's arithmetic is known.
+_INSTRUCTIONS: Final = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.m\w+(?:\.row\.col)?[.\w]*"
+    r"|dp4a\.\w+\.\w+|v_mfma_\w+"
+)
+#: Weight of the cases: 4096 x 4096, one exponent for 128 columns.
+_SIZE: Final = 4096
+
+
+@frozen
+class Compiled:
+    """A compiled kernel.
+
+    Attributes:
+        case: what it does.
+        target: the GPU.
+        kernel: the function's name.
+        warps: of a program.
+        registers: a thread.
+        spills: bytes of registers kept in memory for want of space (on gfx942: registers).
+        shared: bytes of shared memory a program.
+        programs: of the launch.
+        instructions: matrix and dot-product instructions in it.
+    """
+
+    case: str
+    target: str
+    kernel: str
+    warps: int
+    registers: int
+    spills: int
+    shared: int
+    programs: int
+    instructions: tuple[str, ...]
+
+
+_SHAPE: Final = WeightShape(_SIZE, _SIZE, 128)
+
+
+def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
+    packed = torch.full((shape.out_features, packed_columns(shape.in_features)), 0x55, dtype=torch.uint8)
+    return packed, torch.full((shape.out_features, shape.groups), -6, dtype=torch.int8)
+
+
+def _linear(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Callable[[], object]:
+    def run() -> object:
+        packed, exponent = _weight(shape)
+        x = torch.zeros((terms, shape.in_features), dtype=dtype)
+        scale = torch.ones(terms) if dtype is torch.int8 else None
+        return products.linear(x, scale, packed, exponent, None, shape, torch.bfloat16)
+
+    return run
+
+
+def _grad_input(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Callable[[], object]:
+    def run() -> object:
+        packed, exponent = _weight(shape)
+        grad = torch.zeros((terms, shape.out_features), dtype=dtype)
+        scale = torch.ones(()) if dtype is torch.int8 else None
+        return products.linear_grad_input(grad, scale, packed, exponent, shape, torch.bfloat16)
+
+    return run
+
+
+def _votes(
+    terms: int, dtype: torch.dtype, scaled: torch.dtype | None, shape: WeightShape = _SHAPE
+) -> Callable[[], object]:
+    def run() -> object:
+        packed, exponent = _weight(shape)
+        rows, columns = shape.out_features, shape.in_features
+        operands = torch.zeros((terms, rows), dtype=dtype), torch.zeros((terms, columns), dtype=dtype)
+        scale = torch.ones(()) if dtype is torch.int8 else None
+        votes, stats = torch.zeros((rows, columns), dtype=torch.int8), torch.zeros(1 + rows + columns)
+        common = (scale, packed, votes, torch.zeros_like(exponent), stats)
+        if scaled is None:
+            casting.cast_votes(*operands, *common, shape)
+        else:
+            magnitudes, factors = torch.zeros(rows + columns), torch.zeros(rows + columns, dtype=scaled)
+            casting.cast_scaled_votes(*operands, *common, magnitudes, factors, 1024, 2, 1, 2, 3, shape)
+        return votes
+
+    return run
+
+
+def _flips(scaled: bool, shape: WeightShape = _SHAPE) -> Callable[[], object]:
+    def run() -> object:
+        packed, _ = _weight(shape)
+        votes = torch.zeros((shape.out_features, shape.in_features), dtype=torch.int8)
+        if scaled:
+            return flips.apply_scaled_votes(packed, votes, 32, 256, True, 1, 2, 3, shape)
+        return flips.apply_votes(packed, votes, 32, 0, shape)
+
+    return run
+
+
+def _lookup(scaled: bool) -> Callable[[], object]:
+    def run() -> object:
+        packed, exponent = _weight(_SHAPE)
+        ids, grad = torch.arange(64), torch.zeros((64, _SIZE), dtype=torch.int8)
+        unit, votes = torch.ones(()), torch.zeros((_SIZE, _SIZE), dtype=torch.int8)
+        held = (unit, packed, votes, torch.zeros_like(exponent))
+        stats, wide = torch.zeros(1 + 2 * _SIZE), torch.zeros((_SIZE, _SHAPE.groups), dtype=torch.int32)
+        if scaled:
+            sums, factors = torch.zeros(2 * _SIZE), torch.ones(2 * _SIZE)
+            casting.embedding_scaled_votes(ids, grad, *held, stats, sums, factors, 1024, 2, 1, 2, 3, _SHAPE)
+        else:
+            casting.embedding_votes(ids, grad, *held, wide.to(torch.int16), wide, stats, _SHAPE)
+        return products.embedding(ids, packed, exponent, _SHAPE, torch.bfloat16)
+
+    return run
+
+
+def _spread(product: Callable[..., Tensor], scale: Tensor) -> Callable[[], object]:
+    """A product whose exponents spread too far for 32 bits."""
+
+    def run() -> object:
+        packed, exponent = _weight(_SHAPE)
+        exponent[0, 0], exponent[1, 1] = 10, 10
+        rows = (torch.zeros((64, _SIZE), dtype=torch.int8), scale, packed, exponent)
+        bias = (torch.zeros(_SIZE),) if product is products.linear else ()
+        return product(*rows, *bias, _SHAPE, torch.float32)
+
+    return run
+
+
+def _narrow(bits: int) -> Callable[[], object]:
+    """Accumulators of fewer bits: to and from their layout, votes, flips."""
+
+    def run() -> object:
+        shape = WeightShape(_SIZE, _SIZE, 32, bits)
+        packed, exponent = _weight(shape)
+        votes = layout.pack_votes(torch.zeros((_SIZE, _SIZE), dtype=torch.int8), bits)
+        operands = torch.zeros((64, _SIZE)), torch.zeros((64, _SIZE))
+        stats = torch.zeros(1 + 2 * _SIZE)
+        casting.cast_votes(*operands, None, packed, votes, torch.zeros_like(exponent), stats, shape)
+        flips.apply_votes(packed, votes, 1, 1, shape)
+        return layout.unpack_votes(votes, shape)
+
+    return run
+
+
+def _small() -> object:
+    """What visits every element once."""
+    packed = layout.pack(torch.zeros((_SIZE, _SIZE), dtype=torch.int8))
+    exponent = torch.zeros((_SIZE, _SHAPE.groups), dtype=torch.int8)
+    flips.apply_exponent_votes(exponent, exponent.clone(), exponent[:1, :1], 32, 2, 1)
+    rows.quantize_gradient(torch.zeros((64, _SIZE), dtype=torch.bfloat16), 1, 2, 3)
+    return layout.unpack(packed, _SHAPE)
+
+
+def call_of(op: str, terms: int, shape: WeightShape, integer: bool) -> Callable[[], object]:
+    """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`."""
+    dtype = torch.int8 if integer else torch.bfloat16
+    calls: dict[str, Callable[[], object]] = {
+        "linear": _linear(terms, dtype, shape),
+        "linear_grad_input": _grad_input(terms, dtype, shape),
+        "cast_votes": _votes(terms, dtype, None, shape),
+        "apply_votes": _flips(False, shape),
+        "quantize_rows": lambda: rows.quantize_rows(torch.zeros((terms, shape.in_features), dtype=torch.bfloat16)),
+    }
+    return calls[op]
+
+
+_INT8, _BF16 = torch.int8, torch.bfloat16
+#: What is compiled: a name, and a call whose first kernel is the one that takes the time.
+CASES: Final[dict[str, Callable[[], object]]] = {
+    "linear int8, M = 1": _linear(1, _INT8),
+    "linear bf16, M = 1": _linear(1, _BF16),
+    "linear int8, M = 16": _linear(16, _INT8),
+    "linear int8, M = 64": _linear(64, _INT8),
+    "linear int8, M = 2048": _linear(2048, _INT8),
+    "linear bf16, M = 2048": _linear(2048, _BF16),
+    "linear_grad_input int8, M = 16": _grad_input(16, _INT8),
+    "linear_grad_input int8, M = 2048": _grad_input(2048, _INT8),
+    "linear_grad_input bf16, M = 2048": _grad_input(2048, _BF16),
+    "cast_votes int8, M = 2048": _votes(2048, _INT8, None),
+    "cast_votes bf16, M = 2048": _votes(2048, _BF16, None),
+    "cast_scaled_votes int8, by shifts, M = 2048": _votes(2048, _INT8, torch.int32),
+    "cast_scaled_votes int8, by factors, M = 2048": _votes(2048, _INT8, torch.float32),
+    "cast_scaled_votes bf16, by factors, M = 2048": _votes(2048, _BF16, torch.float32),
+    "apply_votes": _flips(False),
+    "apply_scaled_votes": _flips(True),
+    "quantize_rows, M = 2048": lambda: rows.quantize_rows(torch.zeros((2048, _SIZE), dtype=_BF16)),
+    "rms_norm_quantize, M = 2048": lambda: rows.rms_norm_quantize(torch.zeros((2048, _SIZE), dtype=_BF16), 1e-6),
+}
+
+
+#: The rest: kernels off the hot path, operands in float32, spreads that need 64 bits, accumulators of 4 and 2 bits.
+OTHERS: Final[dict[str, Callable[[], object]]] = {
+    "linear float32, M = 1": _linear(1, torch.float32),
+    "linear float32, M = 64": _linear(64, torch.float32),
+    "linear_grad_input float32, M = 64": _grad_input(64, torch.float32),
+    "linear int8, a wide spread, M = 64": _spread(products.linear, torch.ones(64)),
+    "linear_grad_input int8, a wide spread, M = 64": _spread(products.linear_grad_input, torch.ones(())),
+    "embedding and its votes": _lookup(False),
+    "embedding and its scaled votes": _lookup(True),
+    "accumulators of 4 bits": _narrow(4),
+    "accumulators of 2 bits": _narrow(2),
+    "layout, exponents, gradients": _small,
+}
+
+
+def compile_case(case: str, target: str) -> Compiled:
+    """Compile the kernel of a case for a target.
+
+    Raises:
+        RuntimeError: Triton was imported for its interpreter.
+    """
+    return compile_call(case, CASES[case], target)
+
+
+def compile_call(case: str, call: Callable[[], object], target: str) -> Compiled:
+    """Compile the first kernel that a call would start, as :func:`compile_case`."""
+    return _compiled(case, _launches(call, target)[0], target)
+
+
+def compile_rest(case: str, call: Callable[[], object], target: str) -> list[Compiled]:
+    """Compile every kernel that a call would start."""
+    return [_compiled(case, launch, target) for launch in _launches(call, target)]
+
+
+def _launches(call: Callable[[], object], target: str) -> list[Launch]:
+    if INTERPRETED:
+        raise RuntimeError("kernels were made for the interpreter: unset TRITON_INTERPRET to compile them")
+    with recording(KNOWN[target.removesuffix("a")]) as launches:
+        call()
+    return launches
+
+
+def _compiled(case: str, launch: Launch, target: str) -> Compiled:
+    built = _compile(launch, TARGETS[target])
+    text = built.asm["ptx"] if "ptx" in built.asm else built.asm["amdgcn"]
+    registers, spills = _resources(built.asm["cubin"]) if "cubin" in built.asm else _amd(text)
+    programs = 1
+    for size in launch.grid:
+        programs *= size
+    return Compiled(
+        case=case,
+        target=target,
+        kernel=launch.kernel.__name__,
+        warps=launch.warps,
+        registers=registers,
+        spills=spills,
+        shared=built.metadata.shared,
+        programs=programs,
+        instructions=tuple(sorted(set(_INSTRUCTIONS.findall(text)))),
+    )
+
+
+def _compile(launch: Launch, target: GPUTarget) -> Any:
+    """As Triton would: pointers and sizes that are multiples of 16 are known to be, ones are constants."""
+    signature: dict[str, str] = {}
+    constants = dict(launch.constants)
+    multiples: dict[tuple[int], list[list[object]]] = {}
+    fixed = {p.name for p in launch.kernel.params if p.do_not_specialize}
+    for place, (name, value) in enumerate(zip(launch.kernel.arg_names, launch.arguments, strict=False)):
+        if isinstance(value, Tensor):
+            signature[name] = _TYPES[value.dtype]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1 and name not in fixed:
+            signature[name] = "constexpr"
+            constants[name] = 1
+            continue
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
+            multiples[(place,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=multiples)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
+    return triton.compile(source, target=target, options=options)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack a thread; the kernels have no arrays of their own, so what is there was spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    if found is None:
+        raise RuntimeError(f"cuobjdump does not say what a kernel uses: {said}")
+    return int(found[1]), int(found[2])
+
+
+def _amd(text: str) -> tuple[int, int]:
+    found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
+    return found["vgpr_count"], found["vgpr_spill_count"]
+
+
+_HEAD: Final = (
+    "| kernel | target | warps | registers | spills | shared memory | instructions |\n|---|---|---|---|---|---|---|"
+)
+
+
+def _row(one: Compiled) -> str:
+    names = " ".join(f"`{name}`" for name in one.instructions) or "-"
+    return f"| {one.case} | {one.target} | {one.warps} | {one.registers} | {one.spills} | {one.shared} | {names} |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m arb_ternary_triton.compiling``: compile cases for targets, print a table or JSON."""
+    parser = argparse.ArgumentParser(prog="python -m arb_ternary_triton.compiling", description=__doc__)
+    parser.add_argument("--target", action="append", choices=[*TARGETS], help="all of them if not given")
+    parser.add_argument("--case", action="append", choices=[*CASES], help="all of them if not given")
+    parser.add_argument("--call", nargs=6, metavar=("OP", "M", "N", "K", "G", "OPERANDS"), help="this call instead")
+    parser.add_argument("--others", action="store_true", help="every kernel of the cases off the hot path instead")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a Markdown table")
+    chosen = parser.parse_args(arguments)
+    found = []
+    if not chosen.json:
+        print(_HEAD)
+    calls = {case: CASES[case] for case in chosen.case or CASES}
+    if chosen.call:
+        op, *sizes, operands = chosen.call
+        terms, *of_weight = map(int, sizes)
+        calls = {op: call_of(op, terms, WeightShape(*of_weight), operands == "int8")}
+    for case, call in (OTHERS if chosen.others else calls).items():
+        for target in chosen.target or TARGETS:
+            some = compile_rest(case, call, target) if chosen.others else [compile_call(case, call, target)]
+            found += some
+            if not chosen.json:
+                print("\n".join(map(_row, some)), flush=True)
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Applying votes: crossings of accumulators become flips of trits and steps of exponents."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.ternary.hashing import USE_DECAY
+from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
+from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
+from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
+from arb_ternary_triton.layout import vote_size
+from arb_ternary_triton.noise import hash_keys
+from arb_ternary_triton.tiles import elementwise
+
+__all__ = ["apply_exponent_votes", "apply_scaled_votes", "apply_votes"]
+
+
+def _flip(
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    shape: WeightShape,
+    *,
+    leak: int = 0,
+    decay: int = 0,
+    carry: bool = False,
+    keys: tuple[int, int, bool] = (0, 0, False),
+) -> Tensor:
+    check_shape(shape)
+    rows, columns = shape.out_features, shape.in_features
+    check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
+    check_mutable(votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape))
+    flips = torch.zeros((), dtype=torch.int64, device=packed.device)
+    tile = elementwise(rows, columns)
+    launch(
+        flip_kernel,
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
+        packed,
+        votes,
+        flips,
+        rows,
+        columns,
+        packed.shape[1],
+        votes.shape[1],
+        threshold,
+        leak,
+        decay,
+        *keys[:2],
+        CARRY=carry,
+        LEAK=leak > 0,
+        DECAY=decay > 0,
+        BITS=shape.vote_bits,
+        WIDE=keys[2],
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        warps=tile.warps,
+    )
+    return flips
+
+
+def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
+    """Turn crossings into flips; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
+    return _flip(packed, votes, threshold, shape, leak=leak)
+
+
+def apply_scaled_votes(
+    packed: Tensor,
+    votes: Tensor,
+    threshold: int,
+    decay: int,
+    carry: bool,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: WeightShape,
+) -> Tensor:
+    """Flips with or without carry, then decay by the counter hash; mutates ``packed`` and ``votes``."""
+    keys = (0, 0, False)
+    if decay:
+        keys = hash_keys(seed, step, stream + USE_DECAY, shape.out_features * shape.in_features)
+    return _flip(packed, votes, threshold, shape, decay=decay, carry=carry, keys=keys)
+
+
+def apply_exponent_votes(
+    exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
+) -> Tensor:
+    """Move exponents by one step within their band; mutates both; int64 scalar: exponents that changed."""
+    rows, groups = exponent.shape
+    check_mutable(exponent, "exponent", torch.int8, (rows, groups))
+    check_mutable(exponent_votes, "exponent_votes", torch.int8, (rows, groups))
+    centre = check_readable(origin, "origin", torch.int8, tuple(origin.shape)).expand(rows, groups)
+    moves = torch.zeros((), dtype=torch.int64, device=exponent.device)
+    count = rows * groups
+    chunk = min(power_of_two_up(count), 1 << 16) if INTERPRETED else 512
+    launch(
+        flip_exponents_kernel,
+        (cdiv(count, chunk),),
+        exponent,
+        exponent_votes,
+        centre,
+        moves,
+        count,
+        groups,
+        *centre.stride(),
+        threshold,
+        band,
+        leak,
+        CHUNK=chunk,
+    )
+    return moves

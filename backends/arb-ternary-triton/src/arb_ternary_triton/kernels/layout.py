@@ -1,0 +1,41 @@
+"""Kernels between the layouts and plain int8 matrices."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from arb_ternary_triton.kernels.common import load_votes, store_votes
+
+__all__ = ["pack_kernel", "unpack_kernel"]
+
+
+@triton.jit
+def pack_kernel(
+    values, stored, rows, columns, row_stride, column_stride, row_width,
+    BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """int8 ``[N, K]`` with any strides to a layout."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(1) * COLUMNS
+    column_C = first + tl.arange(0, COLUMNS)
+    in_rows = row_R < rows
+    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    place = row_R.to(tl.int64)[:, None] * row_stride + column_C.to(tl.int64)[None, :] * column_stride
+    value = tl.load(values + place, mask=inside, other=0).to(tl.int32)
+    store_votes(stored, value, row_R, first, in_rows, columns, row_width, BITS)
+
+
+@triton.jit
+def unpack_kernel(
+    stored, values, rows, columns, row_width,
+    BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A layout to int8 ``[N, K]``, contiguous."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_rows = row_R < rows
+    value = load_votes(stored, row_R, column_C, in_rows, columns, row_width, BITS)
+    inside = in_rows[:, None] & (column_C < columns)[None, :]
+    place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+    tl.store(values + place, value.to(tl.int8), mask=inside)

@@ -1,0 +1,201 @@
+"""Tables of choices: the one that is shipped, and what was measured on this machine, kept on disk.
+
+The shipped table, ``tiles.json``, holds the choices of the model for the GPUs of ``arb_ternary_triton.gpu.KNOWN``: no
+GPU was at hand when it was made, and nothing in it is measured. Measured choices are kept in the user's cache
+directory, a file for each GPU; another release of Triton measures anew. A file is replaced as a whole, under a lock:
+two processes that measure at a time keep both of their findings, and of two findings on one shape the first, so that
+all of them go on with the same choice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from threading import RLock
+from typing import Any, Final
+
+import triton
+from attrs import define, field, frozen
+
+from arb_ternary.environment import read
+from arb_ternary_triton.entries import KINDS, Entry, Kind, bounds_of, kind_name, modelled, row_bound
+from arb_ternary_triton.gpu import KNOWN, Gpu
+from arb_ternary_triton.launch import power_of_two_up
+
+__all__ = ["FORMAT", "Bucket", "Measured", "UserTable", "bucket_of", "shipped", "shipped_document", "user_table"]
+
+FORMAT: Final = "arb-ternary-triton-tiles"
+_VERSION: Final = 1
+_ORIGIN: Final = "Choices of the analytic model; no GPU was at hand when they were made, and nothing here is measured."
+
+#: Rows, outputs and columns that stand for those of a call.
+Bucket = tuple[int, int, int]
+
+_log = logging.getLogger("arb_ternary.backends")
+
+
+def bucket_of(rows: int, outputs: int, columns: int) -> Bucket:
+    """The shape that stands for a call's: the bound of its rows; powers of two from 128 to 65536 for the weight."""
+    outputs, columns = (min(max(power_of_two_up(size), 128), 1 << 16) for size in (outputs, columns))
+    return row_bound(rows), outputs, columns
+
+
+# --- shipped ---------------------------------------------------------------------------------------------------------
+
+
+def shipped_document() -> dict[str, Any]:
+    """What ``tiles.json`` holds: for each GPU and kind, a choice for each number of rows."""
+    families = {
+        gpu.family: {
+            kind_name(kind): {str(rows): modelled(kind, rows, gpu).to_json() for rows in bounds_of(kind)}
+            for kind in KINDS
+        }
+        for gpu in KNOWN.values()
+    }
+    return {"format": FORMAT, "version": _VERSION, "origin": _ORIGIN, "gpus": families}
+
+
+@cache
+def _shipped() -> Mapping[str, Mapping[str, Mapping[str, list[int]]]]:
+    text = resources.files(__package__).joinpath("tiles.json").read_text(encoding="utf-8")
+    gpus: Mapping[str, Mapping[str, Mapping[str, list[int]]]] = json.loads(text)["gpus"]
+    return gpus
+
+
+def shipped(kind: Kind, rows: int, gpu: Gpu) -> Entry:
+    """The fixed choice: by the GPU's name, else by its family, else the model's."""
+    bound = row_bound(rows)
+    for key in (gpu.name, gpu.family):
+        found = _shipped().get(key, {}).get(kind_name(kind), {}).get(str(bound))
+        if found is not None:
+            return Entry(*found)
+    return modelled(kind, bound, gpu)
+
+
+# --- measured --------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Measured:
+    """A choice that was measured, and the seconds of a call with it."""
+
+    entry: Entry
+    seconds: float
+
+
+@define
+class UserTable:
+    """What was measured on one GPU with one release of Triton.
+
+    Attributes:
+        path: of the file; it need not exist.
+        release: of Triton; what another one measured does not count.
+    """
+
+    path: Path
+    release: str
+    _found: dict[str, Measured] | None = field(default=None, init=False)
+    _lock: Any = field(factory=RLock, init=False, repr=False)
+
+    def find(self, kind: Kind, bucket: Bucket) -> Measured | None:
+        """What was measured for a bucket; the file is read once."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._read()
+            return self._found.get(_key(kind, bucket))
+
+    def keep(self, kind: Kind, bucket: Bucket, measured: Measured) -> Measured:
+        """Add a finding to the file; returns what holds from now on: another process may have been first.
+
+        A file that cannot be written is told of, and the finding holds for this process.
+        """
+        key = _key(kind, bucket)
+        with self._lock:
+            known = self._found or {}
+            try:
+                with _locked(self.path):
+                    known = {**known, **self._read()}
+                    known.setdefault(key, measured)
+                    self._write(known)
+            except OSError as error:
+                _log.warning("%s: measured tiles cannot be kept: %s", self.path, error)
+                known.setdefault(key, measured)
+            self._found = known
+            return known[key]
+
+    def _read(self) -> dict[str, Measured]:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            return self._ignored(error)
+        try:
+            document = json.loads(text)
+            if (document["format"], document["version"]) != (FORMAT, _VERSION):
+                raise ValueError("another format or version")
+            if document["triton"] != self.release:
+                return {}
+            return {
+                key: Measured(Entry(*one["tile"]), float(one["seconds"])) for key, one in document["measured"].items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return self._ignored(error)
+
+    def _ignored(self, error: Exception) -> dict[str, Measured]:
+        _log.warning(
+            "%s: not a table of measured tiles, so it is ignored: %s: %s", self.path, type(error).__name__, error
+        )
+        return {}
+
+    def _write(self, measured: Mapping[str, Measured]) -> None:
+        rows = {key: {"tile": one.entry.to_json(), "seconds": one.seconds} for key, one in sorted(measured.items())}
+        document = {"format": FORMAT, "version": _VERSION, "triton": self.release, "measured": rows}
+        handle, name = tempfile.mkstemp(prefix=f"{self.path.name}.", dir=self.path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _key(kind: Kind, bucket: Bucket) -> str:
+    return f"{kind_name(kind)}, {' x '.join(map(str, bucket))}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the file itself is replaced, so the lock is on one beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _folder() -> Path:
+    given = read("XDG_CACHE_HOME").strip()
+    # A relative path is to be ignored, says the specification of that variable.
+    base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
+    return base / "arb-ternary" / "triton"
+
+
+@cache
+def _table(path: Path, release: str) -> UserTable:
+    return UserTable(path, release)
+
+
+def user_table(gpu: Gpu) -> UserTable:
+    """The table of what was measured on a GPU, by its name; one object for each file."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{gpu.family} {gpu.name}".lower()).strip("-")
+    return _table(_folder() / f"{name}.json", str(triton.__version__))

@@ -1,0 +1,128 @@
+"""Measuring choices on a GPU: the model's and those around it, on operands of the bucket's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+import triton
+from attrs import evolve
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary_triton.arguments import packed_columns
+from arb_ternary_triton.choice import forced
+from arb_ternary_triton.entries import Entry, Kind, kind_name
+from arb_ternary_triton.gpu import Gpu
+from arb_ternary_triton.tables import Bucket, Measured, UserTable, shipped
+
+__all__ = ["best_of", "call_on", "candidates", "tune"]
+
+_DTYPES: Final = {"int8": torch.int8, "wide": torch.int8, "shifts": torch.int8, "float32": torch.float32}
+#: Columns that share an exponent in the operands.
+_GROUP: Final = 128
+
+_log = logging.getLogger("arb_ternary.backends")
+
+
+def candidates(kind: Kind, rows: int, gpu: Gpu) -> list[Entry]:
+    """The shipped choice, then each that differs from it in the tile, in warps, in stages or in how sums are shared."""
+    first = shipped(kind, rows, gpu)
+    kernel, operands = kind
+    fill = 2 * gpu.multiprocessors
+    changes: list[dict[str, int]] = [
+        {"warps": 4},
+        {"warps": 8},
+        *({"stages": stages} for stages in (2, 3, 4)),
+        {"outputs": max(8 if kernel == "row" else 32, first.outputs // 2)},
+        {"outputs": min(128, first.outputs * 2)},
+        {"blocks": max(1, first.blocks // 2)},
+        {"blocks": min(4, first.blocks * 2)},
+        {"outputs": 64, "warps": 4, "stages": 3},
+    ]
+    if kernel != "row":
+        least = 32 if kernel == "votes" and operands != "float32" else 16  # int8 is summed by 32 at least
+        changes += [{"rows": max(least, first.rows // 2)}, {"rows": min(128, first.rows * 2)}]
+    if kernel != "votes" and operands != "wide":
+        changes += [{"fill": programs} for programs in (0, fill // 2, fill, 2 * fill)]
+    return list(dict.fromkeys([first, *(evolve(first, **change) for change in changes)]))
+
+
+def best_of(entries: Iterable[Entry], seconds: Callable[[Entry], float]) -> Measured | None:
+    """The entry that takes the least time; one that cannot run (too much shared memory, no compilation) is passed over.
+
+    Args:
+        entries: in order of preference among equals.
+        seconds: measures an entry.
+    """
+    best: Measured | None = None
+    for entry in entries:
+        try:
+            taken = seconds(entry)
+        except (RuntimeError, triton.TritonError) as error:
+            _log.debug("tile %s cannot run: %s", entry, error)
+            continue
+        if best is None or taken < best.seconds:
+            best = Measured(entry, taken)
+    return best
+
+
+def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], object]:
+    """A call of the kernel on operands of its own, which a caller's tensors have no part in."""
+    from arb_ternary_triton import casting, products
+
+    kernel, operands = kind
+    rows, outputs, columns = bucket
+    dtype = _DTYPES.get(operands, torch.bfloat16)
+    shape = WeightShape(outputs, columns, _GROUP)
+    packed = _random(0, 256, outputs, packed_columns(columns), dtype=torch.uint8, device=device) & 0x55
+    exponent = torch.full((outputs, shape.groups), -6, dtype=torch.int8, device=device)
+    if operands == "wide":
+        exponent[0, 0], exponent[-1, -1] = 4, 4
+    x = _rows(rows, columns, dtype, device)
+    integer = dtype is torch.int8
+    if kernel in ("row", "linear"):
+        scale = torch.ones(rows, device=device) if integer else None
+        return lambda: products.linear(x, scale, packed, exponent, None, shape, torch.bfloat16)
+    unit = torch.ones((), device=device) if integer else None
+    grad = _rows(rows, outputs, dtype, device)
+    if kernel == "grad_input":
+        return lambda: products.linear_grad_input(grad, unit, packed, exponent, shape, torch.bfloat16)
+    votes = torch.zeros((outputs, columns), dtype=torch.int8, device=device)
+    stats = torch.zeros(1 + outputs + columns, device=device)
+    held = (grad, x, unit, packed, votes, torch.zeros_like(exponent), stats)
+    if operands != "shifts":
+        return lambda: casting.cast_votes(*held, shape)
+    magnitudes, shifts = torch.zeros_like(stats[1:]), torch.ones_like(stats[1:], dtype=torch.int32)
+    return lambda: casting.cast_scaled_votes(*held, magnitudes, shifts, 1024, 2, 1, 2, 3, shape)
+
+
+def tune(kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable) -> Measured | None:
+    """Measure a bucket and keep what is found; None where no candidate runs."""
+    _log.info("triton: measuring %s on %s x %s x %s", kind_name(kind), *bucket)
+    with torch.no_grad(), torch.cuda.device(device):
+        call = call_on(kind, bucket, device)
+
+        def seconds(entry: Entry) -> float:
+            with forced(entry):
+                return 1e-3 * float(_bench(call))
+
+        best = best_of(candidates(kind, bucket[0], gpu), seconds)
+    return None if best is None else table.keep(kind, bucket, best)
+
+
+def _bench(call: Callable[[], object]) -> Any:
+    """Milliseconds of a call, the least of many, each with a cold second-level cache."""
+    return triton.testing.do_bench(call, warmup=5, rep=20, return_mode="min")
+
+
+def _random(low: int, high: int, *size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randint(low, high, size, dtype=dtype, device=device)
+
+
+def _rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype is torch.int8:
+        return _random(-127, 128, rows, columns, dtype=dtype, device=device)
+    return torch.randn(rows, columns, device=device).to(dtype)

@@ -1,0 +1,50 @@
+"""The conformance kit over every backend of this repository, in one run.
+
+    TRITON_INTERPRET=1 pytest tests/conformance
+
+A backend that is not installed, or cannot work on a device of this machine, is skipped with the reason. Each backend's
+own tests run the kit too, so that ``make test`` leaves this out.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from arb_ternary.backends.select import BackendRequest, select
+from arb_ternary.errors import ArbError
+from arb_ternary.testing import BackendSuite
+
+BACKENDS = ("torch", "cpu", "triton", "tilelang")
+DEVICES = ("cpu", "cuda")
+
+
+def reason_against(backend: str, device: str) -> str | None:
+    """Why a backend cannot be tried on a device; None where it can."""
+    try:
+        select(BackendRequest(backend, "conformance", device))
+    except ArbError as problem:
+        return problem.what
+    return None
+
+
+def suite(backend: str, device: str) -> type[BackendSuite]:
+    """The kit's tests of a backend on a device."""
+    marks = [pytest.mark.gpu] if device == "cuda" else [pytest.mark.slow]
+    reason = reason_against(backend, device)
+    if reason is not None:
+        marks.append(pytest.mark.skip(reason))
+    body = {"component": backend, "device": device, "pytestmark": marks, "__module__": __name__}
+    return type(f"Test{backend.title()}On{device.title()}", (BackendSuite,), body)
+
+
+for _backend in BACKENDS:
+    for _device in DEVICES:
+        _suite = suite(_backend, _device)
+        globals()[_suite.__name__] = _suite
+del _suite
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_is_tried_on_some_device_or_says_why_it_is_on_none(backend: str) -> None:
+    reasons = [reason_against(backend, device) for device in DEVICES]
+    assert None in reasons or all(f"{backend!r}" in str(reason) for reason in reasons)
