@@ -40,9 +40,10 @@ generate: $(VENV)/dev
 	$(BIN)/python docs/scripts/measurements.py --write
 	$(BIN)/python tests/surface/surface.py --write
 
-# The demo model against its float32 counterpart: three seeds each, one table. `make generate` puts it into the pages.
-bench: $(VENV)/runtime
-	$(BIN)/arb bench compare demo/demo.yaml demo/float32.yaml --out benchmarks/results/demo.json
+# The demo model against float32 and quantisation-aware training: three seeds each, one table. `make generate` puts it
+# into the pages.
+bench: $(VENV)/dev
+	$(BIN)/arb bench compare demo/demo.yaml demo/bitnet.yaml demo/float32.yaml --out benchmarks/results/demo.json
 
 # What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
 # ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.

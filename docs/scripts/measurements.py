@@ -27,7 +27,7 @@ QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"
 GROWTH = ROOT / "docs" / "explanation" / "progressive-training.md"
 KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
 DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
-TITLES = {"demo": "ternary, `sign_votes`", "float32": "float32, AdamW"}
+TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
 def demo_table(figures: dict[str, Any]) -> str:

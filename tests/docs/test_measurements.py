@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,9 +28,11 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
         assert f"{row['state_bits_per_parameter']:.2f}" in readme
 
 
-def test_the_demo_is_run_with_the_settings_that_tuning_chose() -> None:
+@pytest.mark.parametrize("config", ["demo.yaml", "bitnet.yaml", "float32.yaml"])
+def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(config: str) -> None:
     tuning = json.loads((ROOT / "benchmarks" / "results" / "demo-tuning.json").read_text())
-    threshold = min(tuning["ternary_accum_threshold"].items(), key=lambda item: item[1])[0]
-    rate = min(tuning["float32_lr"].items(), key=lambda item: item[1])[0]
-    assert f"accum_threshold: {threshold} " in (ROOT / "demo" / "demo.yaml").read_text()
-    assert f"lr: {rate}\n" in (ROOT / "demo" / "float32.yaml").read_text()
+    losses: dict[str, float] = tuning["losses"][config]
+    schedule, rate = min(losses, key=losses.__getitem__).split()
+    text = (ROOT / "demo" / config).read_text()
+    assert f"lr_schedule: {schedule}\n" in text
+    assert re.search(rf"^  lr: {re.escape(rate)}\b", text, re.MULTILINE)
