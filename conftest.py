@@ -21,8 +21,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.
 os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang"))
 
-#: Variables that pytest and torch set while a test runs.
-_NOT_OURS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
+#: Variables that pytest and torch set while a test runs, and TileLang when it is imported.
+_NOT_OURS = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    "TL_CUTLASS_PATH",
+    "TL_TEMPLATE_PATH",
+    "TVM_LIBRARY_PATH",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -63,4 +70,9 @@ def _refuse_network(connection: socket.socket, address: Any) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    # TileLang also puts a folder of its own in front of PYTHONPATH.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_OURS and not (name == "PYTHONPATH" and "tilelang" in value)
+    }
