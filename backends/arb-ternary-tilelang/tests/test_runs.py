@@ -22,16 +22,17 @@ from arb_ternary.run.runner import RunRequest, train
 
 STEPS = 50
 DEMO = Path(__file__).parents[3] / "demo" / "demo.yaml"
-#: The README's demo, made small: fewer weights, a text of three thousand characters, and fifty steps at a lower
-#: threshold, since fewer votes are cast.
+#: The README's demo, made small: fewer weights, a text of three thousand characters, and fifty steps at a higher
+#: rate, since fewer votes are cast.
 TINY = (
     "model.width=32",
     "model.layers=1",
     "model.heads=2",
     "model.feed_forward=48",
     "model.max_length=16",
-    "optimizer.accum_threshold=3",
+    "optimizer.lr=1",
     f"phases.0.steps={STEPS}",
+    "phases.0.warmup_steps=0",
     "phases.0.batch_size=2",
     "phases.0.block_size=16",
     "phases.0.eval_every=0",

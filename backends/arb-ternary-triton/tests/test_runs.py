@@ -154,7 +154,7 @@ DEMO = Path(__file__).parents[3] / "demo" / "demo.yaml"
 TINY = [
     "model.width=32", "model.layers=1", "model.heads=2", "model.feed_forward=64", "model.max_length=16",
     "phases.0.steps=3", "phases.0.batch_size=2", "phases.0.block_size=16", "phases.0.eval_every=0",
-    "checkpoint.every=0", "optimizer.accum_threshold=1",
+    "phases.0.warmup_steps=0", "checkpoint.every=0", "optimizer.lr=1",
 ]  # fmt: skip
 
 
