@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.ternary.hashing import hash_key, signed
 
 __all__ = [
     "FLOATS",
@@ -109,9 +110,5 @@ def keys(seed: int, step: int, stream: int, count: int) -> tuple[int, int]:
     Raises:
         ValueError: there are more than 2**33 elements.
     """
-    from arb_ternary.ternary.hashing import hash_key
-
     require(count <= _MOST, f"the tilelang backend draws for at most 2**33 elements of a tensor, got {count}")
-    found = (hash_key(seed, step, stream, high) for high in (0, 1))
-    first, second = (key - (1 << 32) if key >= 1 << 31 else key for key in found)
-    return first, second
+    return signed(hash_key(seed, step, stream)), signed(hash_key(seed, step, stream, 1))

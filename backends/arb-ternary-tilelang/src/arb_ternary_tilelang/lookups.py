@@ -12,6 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.reference_votes import count_correlation_
 from arb_ternary_tilelang.arguments import FLOATS, readable, require
 from arb_ternary_tilelang.casting import Scaled, Target, launch, scaled_of, served, settle, target_of
 from arb_ternary_tilelang.kernels import votes as programs
@@ -81,11 +82,7 @@ def embedding_votes(
     correlated = correlation is not None and steps is not None
     scores = _cast_lookup(lookup, grad_MK, target, None, correlated or exponent_votes is not None)
     if correlation is not None and steps is not None:
-        names = lookup.names
-        total = correlation.index_select(0, names).to(torch.int32) + scores
-        correlation.index_copy_(0, names, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
-        counted = steps.index_select(0, names).to(torch.int64) + 1
-        steps.index_copy_(0, names, counted.clamp_(max=2**31 - 1).to(torch.int32))
+        count_correlation_(correlation, steps, lookup.names, scores)
 
 
 def embedding_scaled_votes(

@@ -24,7 +24,6 @@ __all__ = [
     "recorded_gpu",
     "recording",
     "serves",
-    "signed",
 ]
 
 #: Whether Triton's kernels were made for its interpreter, which is decided when the first of them is imported.
@@ -120,9 +119,3 @@ def cdiv(size: int, tile: int) -> int:
 def power_of_two_up(size: int) -> int:
     """The smallest power of two that is at least ``size``, and at least 1."""
     return 1 << max(0, size - 1).bit_length()
-
-
-def signed(value: int) -> int:
-    """The int32 with the bits of an unsigned 32-bit ``value``: kernels take the words of the hash like this."""
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value

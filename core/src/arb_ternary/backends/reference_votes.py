@@ -24,6 +24,7 @@ __all__ = [
     "apply_votes",
     "cast_votes",
     "clear_",
+    "count_correlation_",
     "crossings",
     "embedding_votes",
     "gradient_tiles",
@@ -221,15 +222,27 @@ def embedding_votes(
     exponents_U = None if exponent_votes is None else exponent_votes.index_select(0, rows_U)
     if correlation is not None and steps is not None:
         score_UJ = group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), shape)
-        total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
-        correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
-        counted = steps.index_select(0, rows_U).to(torch.int64) + 1
-        steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
+        count_correlation_(correlation, steps, rows_U, score_UJ)
     _vote_(g_UK, packed_U, votes_U, exponents_U, shape)
     write_votes_(stored_U, votes_U, shape)
     stored.index_copy_(0, rows_U, stored_U)
     if exponent_votes is not None and exponents_U is not None:
         exponent_votes.index_copy_(0, rows_U, exponents_U)
+
+
+def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor) -> None:
+    """Add the scores of some rows to int16 ``correlation``, and one to their int32 ``steps``; both saturate.
+
+    Args:
+        correlation: int16 ``[N, J]``.
+        steps: int32 ``[N, J]``.
+        rows_U: int64, distinct.
+        score_UJ: integers.
+    """
+    total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
+    correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
+    counted = steps.index_select(0, rows_U).to(torch.int64) + 1
+    steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
 
 
 def has_crossings(accumulator: Tensor, threshold: int) -> bool:

@@ -131,4 +131,5 @@ class Magnitudes:
         self.row.copy_(row)
         self.column.copy_(column)
         self.steps = int(state["steps"])
-        self.casts, self.deferred = int(state["casts"]), int(state["deferred"])
+        # States of before votes were spread have no such counts; their means are those of whole steps.
+        self.casts, self.deferred = int(state.get("casts", 1)), int(state.get("deferred", 0))

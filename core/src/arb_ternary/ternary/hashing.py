@@ -39,6 +39,7 @@ __all__ = [
     "counter_hash",
     "counter_hash_rows",
     "hash_key",
+    "signed",
     "stream_id",
     "uniform",
     "uniform_",
@@ -82,8 +83,8 @@ def hash_key(seed: int, step: int, stream: int, high_index: int = 0) -> int:
     return (folded >> 32) ^ (folded & _MASK32)
 
 
-def _signed(value: int) -> int:
-    """The int32 with the same bits as the unsigned ``value``."""
+def signed(value: int) -> int:
+    """The int32 with the bits of an unsigned 32-bit ``value``: tensors and kernels take words of the hash like this."""
     value &= _MASK32
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -94,7 +95,7 @@ def _finalise_(x: Tensor, scratch: Tensor) -> None:
         torch.bitwise_right_shift(x, shift, out=scratch)
         scratch.bitwise_and_((1 << (32 - shift)) - 1)
         x.bitwise_xor_(scratch)
-        x.mul_(_signed(multiplier))
+        x.mul_(signed(multiplier))
     torch.bitwise_right_shift(x, 16, out=scratch)
     scratch.bitwise_and_(0xFFFF)
     x.bitwise_xor_(scratch)
@@ -104,7 +105,7 @@ def _finalise_(x: Tensor, scratch: Tensor) -> None:
 def _ramp(size: int, device: torch.device) -> Tensor:
     """``index * 0x9E3779B1`` of a chunk; made once a device."""
     with torch.inference_mode(False):
-        return torch.arange(size, dtype=torch.int32, device=device).mul_(_signed(0x9E3779B1))
+        return torch.arange(size, dtype=torch.int32, device=device).mul_(signed(0x9E3779B1))
 
 
 def counter_hash(
@@ -121,7 +122,7 @@ def counter_hash(
         size = min(_CHUNK, count - position, (1 << 32) - (index & _MASK32))
         key = hash_key(seed, step, stream, index >> 32)
         x = out[position : position + size]
-        torch.add(ramp[:size], _signed((index & _MASK32) * 0x9E3779B1 + key), out=x)
+        torch.add(ramp[:size], signed((index & _MASK32) * 0x9E3779B1 + key), out=x)
         _finalise_(x, scratch[:size])
         position += size
     return out
@@ -145,11 +146,11 @@ def counter_hash_rows(rows_U: Tensor, columns: int, seed: int, step: int, stream
     x = (index_UK * 0x9E3779B1).to(torch.int32)
     lowest, highest = int(first_U.min()) >> 32, (int(first_U.max()) + columns - 1) >> 32
     if lowest == highest:
-        x.add_(_signed(hash_key(seed, step, stream, lowest)))
+        x.add_(signed(hash_key(seed, step, stream, lowest)))
     else:
         high_UK = index_UK >> 32
         for high in torch.unique(high_UK).tolist():
-            x += torch.where(high_UK == high, _signed(hash_key(seed, step, stream, high)), 0).to(torch.int32)
+            x += torch.where(high_UK == high, signed(hash_key(seed, step, stream, high)), 0).to(torch.int32)
     _finalise_(x, torch.empty_like(x))
     return x
 
