@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.backends import dispatch, reference, reference_scaled_votes, reference_votes
-from arb_ternary.backends.protocol import NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import EnvironmentProblem
 
@@ -134,6 +134,46 @@ def test_a_module_learns_by_scaled_votes_on_a_backend_without_them(backend: Wide
         states.append(layer.logical_votes())
     assert torch.equal(*states)
     assert bool(states[0].any())
+
+
+@pytest.mark.parametrize("kind", ["linear", "embedding"])
+def test_votes_with_less_noise_are_the_references_on_a_backend_without_them(
+    backend: Wide, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise AssertionError("the backend's own kernel does not take noise_shift")
+
+    assert isinstance(backend.kernels, dict)
+    for op in ("cast_scaled_votes", "embedding_scaled_votes"):
+        monkeypatch.setitem(backend.kernels, op, refuse)
+    states = []
+    for name in ("wide", "torch"):
+        torch.manual_seed(0)
+        layer = TernaryLinear(40, 9) if kind == "linear" else TernaryEmbedding(9, 40)
+        layer.set_backend(name)
+        layer.use_scaled_votes()
+        assert layer.vote_scale is not None
+        layer.vote_scale.fill_(1.0)
+        layer.noise_shift = 2
+        y = layer(torch.randn(4, 40)) if kind == "linear" else layer(torch.arange(4))
+        (y * torch.randn(y.shape)).sum().backward()
+        states.append(layer.logical_votes())
+    assert torch.equal(*states)
+    assert bool(states[0].any())
+
+
+def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(*_arguments: object) -> None: ...
+
+    made = evolve(backend, kernels={**backend.kernels, "cast_scaled_votes": own})
+    monkeypatch.setattr("arb_ternary.backends.dispatch.get_backend", lambda _: made)
+    assert dispatch.kernel("wide", "cast_scaled_votes") is own
+    assert dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE) is not own
+    monkeypatch.setenv("ARB_TERNARY_STRICT", "1")
+    with pytest.raises(EnvironmentProblem, match="no kernel for 'cast_scaled_votes with narrow_noise'"):
+        dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE)
+    made = evolve(made, capabilities=frozenset({NARROW_NOISE}))
+    assert dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE) is own
 
 
 def test_narrow_votes_need_a_backend_that_has_them(backend: Wide) -> None:

@@ -289,6 +289,9 @@ def test_scaled_votes_out_of_their_range_are_refused() -> None:
     for bad in (-1, 32):
         with pytest.raises(ValueError, match=r"exponent_shift must be in 0\.\.31"):
             layer.exponent_shift = bad
+    for bad in (-1, 17):
+        with pytest.raises(ValueError, match=r"noise_shift must be in 0\.\.16"):
+            layer.noise_shift = bad
     layer.use_scaled_votes()
     layer.vote_limits.fill_(0)
     with pytest.raises(ValueError, match="vote_limit"):

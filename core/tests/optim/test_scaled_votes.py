@@ -1,5 +1,6 @@
 import copy
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -99,6 +100,71 @@ def test_the_rule_is_the_restated_one(carry):
         np.testing.assert_array_equal(module.logical_votes().numpy(), restated.votes)
         flips += outcome.flips
     assert flips > 10
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 2.0])
+def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportional_ones(rate):
+    torch.manual_seed(1)
+    size, cell = 512, 7
+    votes = {}
+    for tail in (True, False):
+        module = TernaryLinear(
+            size, size, group_size="row", activations="float", scale_rule="frozen", vote_bits=4 if tail else 8
+        )
+        optimizer = ScaledVotes({"layer": module}, lr=rate / cell, tail=tail, cell=cell, clip=100.0)
+        gradient = torch.randn(size, size, generator=torch.Generator().manual_seed(5))
+        for _ in range(2):
+            module(torch.eye(size)).backward(gradient.T.contiguous())
+            if optimizer.updates == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        votes[tail] = -module.logical_votes().float()
+    # Quanta of one standard deviation are `rate`; a normal number is beyond tau as often as its size is on average.
+    share = min(rate, 1.0) * math.sqrt(2 / math.pi)
+    # The running logarithm of a column's mean, sqrt(2 / pi), is too small by what Mitchell's approximation is.
+    mean = math.sqrt(2 / math.pi)
+    tau = NormalDist().inv_cdf(1 - share / 2) * 2 ** (float(mitchell(np.array(mean))) / 256) / mean
+    cast = votes[True]
+    assert cast.unique().tolist() == [-1, 0, 1]
+    # Noise is a quarter of a vote wide: none below 3/4 of the quantile, all above 5/4. Those of rows are estimates.
+    assert not bool(cast[gradient.abs() < 0.55 * tau].any())
+    assert torch.equal(cast[gradient.abs() > 1.6 * tau], gradient.sign()[gradient.abs() > 1.6 * tau])
+    # The soft edge adds some where the tail falls steeply.
+    edge = [NormalDist().cdf(-tau * (0.75 + (i + 0.5) / 2000)) * 2 for i in range(1000)]
+    assert float(cast.abs().mean()) == pytest.approx(sum(edge) / len(edge), rel=0.05)
+    assert share < float(cast.abs().mean()) < 1.6 * share or rate > 1
+    assert float(votes[False].abs().mean()) == pytest.approx(mean * rate, rel=0.08) or rate > 1
+
+
+def test_votes_of_the_tail_are_the_default_of_4_bits_and_floats_alone():
+    def shifts(**options):
+        module = TernaryLinear(K, N, group_size="row", scale_rule="frozen", **options)
+        optimizer = ScaledVotes({"layer": module})
+        module(torch.randn(4, K)).sum().backward()
+        optimizer.step()
+        return module.noise_shift
+
+    assert [shifts(vote_bits=bits) for bits in (8, 4, 2)] == [0, 2, 0]
+    assert shifts(vote_bits=4, gradients="int8") == 0
+
+
+def test_votes_of_the_tail_refuse_exact_integers():
+    module = TernaryLinear(K, N, group_size="row", gradients="int8", scale_rule="frozen")
+    with pytest.raises(ValueError, match="tail: true does not fit 'layer', whose gradients are int8"):
+        ScaledVotes({"layer": module}, tail=True)
+
+
+def test_a_state_of_before_there_were_votes_of_the_tail_stays_proportional():
+    module = layer(vote_bits=4)
+    optimizer = ScaledVotes({"layer": module})
+    cast(module, np.full((N, K), 5))
+    optimizer.step()
+    assert module.noise_shift == 2
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["tail"]
+    optimizer.load_state_dict(state)
+    assert module.noise_shift == 0
 
 
 def test_the_first_step_casts_no_votes_and_the_second_does():
@@ -221,7 +287,7 @@ def test_state_is_integer_and_counted():
 @pytest.mark.parametrize(("bits", "cell"), [(8, 64), (4, 7), (2, 1)])
 def test_a_full_cell_flips_a_trit_whatever_its_bits(bits, cell):
     module = layer(vote_bits=bits)
-    optimizer = ScaledVotes({"layer": module}, lr=1.0, leak=0.0)
+    optimizer = ScaledVotes({"layer": module}, lr=1.0, leak=0.0, tail=False)
     for _ in range(6):
         cast(module, np.full((N, K), 5))
         optimizer.step()

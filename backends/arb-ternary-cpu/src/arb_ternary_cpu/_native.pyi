@@ -35,6 +35,7 @@ class Scaled:
         shifts: bool,
         limit: int,
         exponent_shift: int,
+        noise_shift: int,
         seed: int,
         step: int,
         stream: int,

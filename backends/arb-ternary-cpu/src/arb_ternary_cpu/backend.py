@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, KernelBackend
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend
 from arb_ternary_cpu import _native, limits, products, votes
 from arb_ternary_cpu.isa import chosen_isa
 
@@ -24,7 +24,7 @@ class CpuBackend:
 
     isa: str
     name: str = "cpu"
-    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def probe_read(self, buffer: Tensor) -> int:

@@ -141,6 +141,7 @@ def _scaled(
     vote_scale: Tensor,
     vote_limit: int,
     exponent_shift: int,
+    noise_shift: int,
     words: tuple[int, int, int],
     integer: bool,
     shape: WeightShape,
@@ -148,16 +149,22 @@ def _scaled(
     """What the kernels are told about scaled votes, and the factors, which have to live as long."""
     _require(1 <= vote_limit <= 127 * 256, f"vote_limit must be in 1..{127 * 256}, got {vote_limit}")
     _require(0 <= exponent_shift <= 31, f"exponent_shift must be in 0..31, got {exponent_shift}")
+    _require(0 <= noise_shift <= 16, f"noise_shift must be in 0..16, got {noise_shift}")
     size = shape.out_features + shape.in_features
     shifts = vote_scale.dtype == torch.int32
     factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, (size,))
     _require(integer or not shifts, "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    _require(
+        noise_shift == 0 or not shifts,
+        "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0",
+    )
     scaled = _native.Scaled(
         _written(magnitudes, "magnitudes", torch.float32, (size,)),
         factors.data_ptr(),
         shifts,
         vote_limit,
         exponent_shift,
+        noise_shift,
         *(word & _WORD for word in words),
     )
     return scaled, factors
@@ -222,10 +229,13 @@ def _cast_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     integer = scale is not None and grad_MN.dtype == torch.int8
     words = (seed, step, stream)
-    scaled, _alive = _scaled(magnitudes, vote_scale, vote_limit, exponent_shift, words, integer, shape)
+    limits = (vote_limit, exponent_shift, noise_shift)
+    scaled, _alive = _scaled(magnitudes, vote_scale, *limits, words, integer, shape)
     weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
     _cast_linear(isa, weight, scaled, grad_MN, x_MK, shape)
 
@@ -300,10 +310,13 @@ def _embedding_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     integer = scale is not None and grad_MK.dtype == torch.int8
     words = (seed, step, stream)
-    scaled, _alive = _scaled(magnitudes, vote_scale, vote_limit, exponent_shift, words, integer, shape)
+    limits = (vote_limit, exponent_shift, noise_shift)
+    scaled, _alive = _scaled(magnitudes, vote_scale, *limits, words, integer, shape)
     weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
     _cast_lookup(isa, weight, scaled, None, None, ids_M, grad_MK, shape)
 

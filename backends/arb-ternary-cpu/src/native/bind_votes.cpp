@@ -54,20 +54,21 @@ struct Weight {
 
 // And about scaled votes.
 struct Scaled {
-  Scaled(uintptr_t sizes, uintptr_t factors, bool by_shifts, int largest, int shift, uint64_t seed_word,
-         uint64_t step_word, uint64_t stream_word)
+  Scaled(uintptr_t sizes, uintptr_t factors, bool by_shifts, int largest, int shift, int narrower,
+         uint64_t seed_word, uint64_t step_word, uint64_t stream_word)
       : magnitudes(sizes),
         vote_scale(factors),
         shifts(by_shifts),
         limit(largest),
         exponent_shift(shift),
+        noise_shift(narrower),
         seed(seed_word),
         step(step_word),
         stream(stream_word) {}
 
   uintptr_t magnitudes, vote_scale;
   bool shifts;
-  int limit, exponent_shift;
+  int limit, exponent_shift, noise_shift;
   uint64_t seed, step, stream;
 
   void add_to(arb::CastState& state) const {
@@ -76,6 +77,7 @@ struct Scaled {
     state.rule = shifts ? arb::VoteRule::shifts : arb::VoteRule::factors;
     state.limit = limit;
     state.exponent_shift = exponent_shift;
+    state.noise_shift = noise_shift;
     state.words = {seed, step, stream};
   }
 };
@@ -138,7 +140,7 @@ void unpack_votes(uintptr_t stored, int64_t rows, int64_t columns, int bits, uin
 void bind_votes(nb::module_& m) {
   nb::class_<Weight>(m, "Weight")
       .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>());
-  nb::class_<Scaled>(m, "Scaled").def(nb::init<uintptr_t, uintptr_t, bool, int, int, uint64_t, uint64_t, uint64_t>());
+  nb::class_<Scaled>(m, "Scaled").def(nb::init<uintptr_t, uintptr_t, bool, int, int, int, uint64_t, uint64_t, uint64_t>());
   m.def("cast_linear", &cast_linear, nb::arg("isa"), nb::arg("threads"), nb::arg("weight"), nb::arg("scaled").none(),
         nb::arg("grad_type"), nb::arg("grad"), nb::arg("x_type"), nb::arg("x"), nb::arg("tokens"));
   m.def("cast_lookup", &cast_lookup, nb::arg("isa"), nb::arg("threads"), nb::arg("weight"), nb::arg("scaled").none(),

@@ -49,6 +49,8 @@ struct TileRule {
   float scale = 1.0f;        // of an integer gradient under the rule `factors`
   int32_t power = 0;         // and its exponent under the rule `shifts`
   int32_t limit = 0;         // largest vote in 256ths
+  int32_t noise_shift = 8;   // bits of the hash that the noise of `factors` does not have
+  int32_t noise_start = 0;   // least noise in 2**-24
   int32_t bound[32] = {};    // by shift to the right: min((limit << shift) >> 8, 2**31 - 1)
   bool wide_shifts = false;  // row plus column shifts may leave 32 bits
 };

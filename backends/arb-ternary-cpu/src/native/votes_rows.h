@@ -128,7 +128,7 @@ inline void vote_by_factors(const float* g, int64_t columns, const TileRule& til
     const uint32_t h = hash_finish(rule.hash + static_cast<uint32_t>(c) * kHashStep);
     float p = (g[c] * rule.factor) * factor[c];
     p = p == p ? p : 0.0f;
-    const float u = static_cast<float>(static_cast<int32_t>(h >> 8)) * 0x1p-24f;
+    const float u = static_cast<float>(tile.noise_start + static_cast<int32_t>(h >> tile.noise_shift)) * 0x1p-24f;
     v[c] = static_cast<int8_t>(std::floor(clip(p, -largest, largest) + u));
   }
 }

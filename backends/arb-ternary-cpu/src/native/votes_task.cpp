@@ -68,6 +68,8 @@ Caster::Caster(const CastState& state, const VoteKernels& kernels, GradientType 
   }
   rule_.rule = state.rule;
   rule_.limit = state.limit;
+  rule_.noise_shift = 8 + state.noise_shift;
+  rule_.noise_start = ((1 << 24) - (1 << (24 - state.noise_shift))) >> 1;
   for (int s = 0; s < 32; ++s) {
     rule_.bound[s] = static_cast<int32_t>(std::min<int64_t>((int64_t{state.limit} << s) >> 8, INT32_MAX));
   }

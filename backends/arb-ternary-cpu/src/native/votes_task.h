@@ -31,6 +31,7 @@ struct CastState {
   VoteRule rule = VoteRule::sign;
   int32_t limit = 0;
   int32_t exponent_shift = 0;
+  int32_t noise_shift = 0;           // under the rule `factors`
   HashWords words = {0, 0, 0};
 
   int64_t groups() const { return ceil_div(columns, group_size); }

@@ -46,19 +46,23 @@ ARB_INLINE __m256i narrow(const __m256i v[4]) {
 
 struct ByFactors {
   __m256 row, scale, largest, smallest;
+  __m256i noise_start;
+  __m128i noise_shift;
 
   ByFactors(const TileRule& tile, const RowRule& rule)
       : row(_mm256_set1_ps(rule.factor)),
         scale(_mm256_set1_ps(tile.scale)),
         largest(_mm256_set1_ps(static_cast<float>(tile.limit) / 256.0f)),
-        smallest(_mm256_set1_ps(static_cast<float>(-tile.limit) / 256.0f)) {}
+        smallest(_mm256_set1_ps(static_cast<float>(-tile.limit) / 256.0f)),
+        noise_start(_mm256_set1_epi32(tile.noise_start)),
+        noise_shift(_mm_cvtsi32_si128(tile.noise_shift)) {}
 
   ARB_INLINE __m256i votes(__m256 g, const float* factor, __m256i hash) const {
     const __m256 p = _mm256_mul_ps(_mm256_mul_ps(g, row), _mm256_loadu_ps(factor));
     const __m256 number = _mm256_and_ps(p, _mm256_cmp_ps(p, p, _CMP_ORD_Q));
     const __m256 held = _mm256_max_ps(_mm256_min_ps(number, largest), smallest);
     // 24 bits times 2**-24 is exact, so that the fused sum is rounded as the sum alone would be.
-    const __m256 bits = _mm256_cvtepi32_ps(_mm256_srli_epi32(hash, 8));
+    const __m256 bits = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_srl_epi32(hash, noise_shift), noise_start));
     return _mm256_cvttps_epi32(_mm256_floor_ps(_mm256_fmadd_ps(bits, _mm256_set1_ps(0x1p-24f), held)));
   }
 };

@@ -49,19 +49,23 @@ ARB_INLINE __m512i narrow(const __m512i v[4]) {
 struct ByFactors {
   __m512 row, scale, largest, smallest;
   __m512 unit = _mm512_set1_ps(0x1p-24f);
+  __m512i noise_start;
+  __m128i noise_shift;
 
   ByFactors(const TileRule& tile, const RowRule& rule)
       : row(_mm512_set1_ps(rule.factor)),
         scale(_mm512_set1_ps(tile.scale)),
         largest(_mm512_set1_ps(static_cast<float>(tile.limit) / 256.0f)),
-        smallest(_mm512_set1_ps(static_cast<float>(-tile.limit) / 256.0f)) {}
+        smallest(_mm512_set1_ps(static_cast<float>(-tile.limit) / 256.0f)),
+        noise_start(_mm512_set1_epi32(tile.noise_start)),
+        noise_shift(_mm_cvtsi32_si128(tile.noise_shift)) {}
 
   ARB_INLINE __m512i votes(__m512 g, const float* factor, __m512i hash) const {
     const __m512 p = _mm512_mul_ps(_mm512_mul_ps(g, row), _mm512_loadu_ps(factor));
     const __mmask16 good = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
     const __m512 held = _mm512_max_ps(_mm512_maskz_min_ps(good, p, largest), smallest);
     // 24 bits times 2**-24 is exact, so that the fused sum is rounded as the sum alone would be.
-    const __m512 bits = _mm512_cvtepi32_ps(_mm512_srli_epi32(hash, 8));
+    const __m512 bits = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_srl_epi32(hash, noise_shift), noise_start));
     return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(bits, unit, held), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
 };

@@ -131,6 +131,7 @@ void round(uint64_t seed) {
     rule.vote_scale = integer_only ? static_cast<const void*>(shifts.data()) : factors.data();
     rule.limit = static_cast<int32_t>(random.within(1, 127 * 256));
     rule.exponent_shift = static_cast<int32_t>(random.within(0, 31));
+    if (!integer_only && random.within(0, 1) == 1) rule.noise_shift = static_cast<int32_t>(random.within(1, 16));
     rule.words = {seed, seed + 1, 8 * seed};
   }
   arb::FlipRule flip;

@@ -13,7 +13,7 @@ from arb_ternary.backends.select import get_backend
 from arb_ternary.environment import read_flag
 from arb_ternary.errors import EnvironmentProblem
 
-__all__ = ["check_vote_bits", "fallback_ops", "kernel", "pack_votes"]
+__all__ = ["Kernel", "check_vote_bits", "fallback_ops", "kernel", "pack_votes"]
 
 Kernel = Callable[..., Any]
 
@@ -23,19 +23,25 @@ def fallback_ops(backend: KernelBackend) -> tuple[str, ...]:
     return tuple(op for op in OPTIONAL_OPS if op not in backend.kernels)
 
 
-def kernel(backend_name: str, op: str) -> Kernel:
+def kernel(backend_name: str, op: str, *, needs: str | None = None) -> Kernel:
     """The kernel of ``op`` in the named backend.
+
+    Args:
+        backend_name: a name of ``arb backends list``.
+        op: an op of the protocol.
+        needs: a capability without which the backend's own kernel of an optional op does not serve.
 
     Raises:
         EnvironmentProblem: an optional op is missing and ``ARB_TERNARY_STRICT=1`` forbids the reference to stand in.
     """
     backend = get_backend(backend_name)
     found = backend.kernels.get(op)
-    if found is not None:
+    if found is not None and (needs is None or needs in backend.capabilities):
         return found
     if read_flag("ARB_TERNARY_STRICT"):
+        what = op if needs is None else f"{op} with {needs}"
         raise EnvironmentProblem(
-            f"backend {backend_name!r} has no kernel for {op!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
+            f"backend {backend_name!r} has no kernel for {what!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends explain",
         )
     return _stand_in(backend, op)
@@ -83,18 +89,20 @@ def _stand_in(backend: KernelBackend, op: str) -> Kernel:
         reference_votes.embedding_votes(ids, grad, scale, layout.weight(packed, shape), held, *rest)
         layout.store_votes(votes, held, shape)
 
-    def cast_scaled_votes(grad: Tensor, x: Tensor, scale: Any, packed: Tensor, votes: Tensor, *rest: Any) -> None:
+    def cast_scaled_votes(
+        grad: Tensor, x: Tensor, scale: Any, packed: Tensor, votes: Tensor, *rest: Any, noise_shift: int = 0
+    ) -> None:
         shape: WeightShape = rest[-1]
-        held = layout.votes(votes, shape)
-        reference_scaled_votes.cast_scaled_votes(grad, x, scale, layout.weight(packed, shape), held, *rest)
+        weight, held = layout.weight(packed, shape), layout.votes(votes, shape)
+        reference_scaled_votes.cast_scaled_votes(grad, x, scale, weight, held, *rest, noise_shift=noise_shift)
         layout.store_votes(votes, held, shape)
 
     def embedding_scaled_votes(
-        ids: Tensor, grad: Tensor, scale: Any, packed: Tensor, votes: Tensor, *rest: Any
+        ids: Tensor, grad: Tensor, scale: Any, packed: Tensor, votes: Tensor, *rest: Any, noise_shift: int = 0
     ) -> None:
         shape: WeightShape = rest[-1]
-        held = layout.votes(votes, shape)
-        reference_scaled_votes.embedding_scaled_votes(ids, grad, scale, layout.weight(packed, shape), held, *rest)
+        weight, held = layout.weight(packed, shape), layout.votes(votes, shape)
+        reference_scaled_votes.embedding_scaled_votes(ids, grad, scale, weight, held, *rest, noise_shift=noise_shift)
         layout.store_votes(votes, held, shape)
 
     def apply_scaled_votes(packed: Tensor, votes: Tensor, *rest: Any) -> Tensor:

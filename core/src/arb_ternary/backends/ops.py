@@ -8,9 +8,9 @@ Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (i
 ``stats`` (float32 ``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.ternary.control`).
 
 Arguments of scaled votes: ``magnitudes`` (float32 ``[N + K]``), ``vote_scale`` (``[N + K]``, float32 factors or int32
-shifts) and ``vote_limits`` (int64 ``[2]``: the largest vote in 256ths, the shift of the exponents' votes). With
-``vote_scale`` None backward casts sign votes. The limits are a tensor, so that a schedule that changes them recompiles
-nothing.
+shifts) and ``vote_limits`` (int64 ``[3]``: the largest vote in 256ths, the shift of the exponents' votes, and that of
+the noise). With ``vote_scale`` None backward casts sign votes. The limits are a tensor, so that a schedule that changes
+them recompiles nothing.
 
 ``anchor`` is an empty tensor that requires grad. Integer weights cannot carry a graph; without it, the first ternary
 layer of a pure model would see no input that requires grad and would never be asked to vote.

@@ -19,6 +19,7 @@ from attrs.validators import in_
 
 __all__ = [
     "FUSED_VOTES",
+    "NARROW_NOISE",
     "NARROW_VOTES",
     "OPTIONAL_OPS",
     "REQUIRED_OPS",
@@ -56,6 +57,9 @@ OPTIONAL_OPS: Final = (
 FUSED_VOTES: Final = "fused_votes"
 #: Capability: every kernel that touches votes honours ``WeightShape.vote_bits``, and ``pack_votes`` takes the bits.
 NARROW_VOTES: Final = "narrow_votes"
+#: Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Elsewhere the reference casts
+#: votes that need it.
+NARROW_NOISE: Final = "narrow_noise"
 
 #: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1; scaled votes at -127 and
 #: 127 instead of -128 and 127.

@@ -19,7 +19,7 @@ from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
 from arb_ternary.backends.layout import pack_trits, unpack_trits
-from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
 from arb_ternary.backends.vote_storage import pack_votes, unpack_votes
 
 __all__ = [
@@ -212,7 +212,7 @@ class TorchBackend:
     """The reference backend; always there, correct everywhere."""
 
     name: str = "torch"
-    capabilities: frozenset[str] = frozenset({NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
 

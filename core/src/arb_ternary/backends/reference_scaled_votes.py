@@ -33,10 +33,12 @@ from arb_ternary.ternary.hashing import (
     uniform_,
 )
 
-__all__ = ["MAX_VOTE_LIMIT", "apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
+__all__ = ["MAX_NOISE_SHIFT", "MAX_VOTE_LIMIT", "apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
 
 #: ``vote_limit`` counts in 256ths of a vote; no vote is larger than a full accumulator.
 MAX_VOTE_LIMIT: Final = 127 * 256
+#: ``noise_shift`` narrows the noise of rounding from a whole vote down to 2**-16 of one.
+MAX_NOISE_SHIFT: Final = 16
 #: Largest right and left shift of a gradient in integer mode.
 _MAX_SHIFT: Final = 31
 _MAX_LEFT_SHIFT: Final = 16
@@ -49,7 +51,16 @@ def _power(scale: Tensor) -> int:
     return int(torch.frexp(scale.cpu()).exponent) - 1
 
 
-def _float_votes_(g_nK: Tensor, row_n: Tensor, column_K: Tensor, sizes_n: Tensor, limit: int, bits: Tensor) -> Tensor:
+def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
+    """``u`` of :func:`cast_scaled_votes` from hash bits, which are overwritten; float32."""
+    if noise_shift == 0:
+        return uniform_(bits)
+    bits.bitwise_right_shift_(8 + noise_shift).bitwise_and_((1 << (24 - noise_shift)) - 1)
+    bits.add_(((1 << 24) - (1 << (24 - noise_shift))) >> 1)
+    return bits.to(torch.float32).mul_(2.0**-24)
+
+
+def _float_votes_(g_nK: Tensor, row_n: Tensor, column_K: Tensor, sizes_n: Tensor, limit: int, u_nK: Tensor) -> Tensor:
     """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in place of ``g``.
 
     Args:
@@ -58,12 +69,12 @@ def _float_votes_(g_nK: Tensor, row_n: Tensor, column_K: Tensor, sizes_n: Tensor
         column_K: float32 factors.
         sizes_n: bounds on ``|g|`` of each row; with them, factors that cannot make a NaN are told from those that can.
         limit: ``vote_limit``.
-        bits: int32 ``[n, K]`` of the counter hash; overwritten.
+        u_nK: float32, the noise.
     """
     v = g_nK.mul_(row_n.unsqueeze(1)).mul_(column_K)
     if not bool(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(column_K).all()):
         v.nan_to_num_(0.0, torch.inf, -torch.inf)
-    return v.clamp_(-limit / 256, limit / 256).add_(uniform_(bits)).floor_()
+    return v.clamp_(-limit / 256, limit / 256).add_(u_nK).floor_()
 
 
 def _integer_votes(g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: int, limit: int, bits: Tensor) -> Tensor:
@@ -95,14 +106,23 @@ class _Rule:
     """What one call of a kernel knows about the votes that it casts."""
 
     def __init__(
-        self, scale: Tensor | None, vote_scale: Tensor, vote_limit: int, exponent_shift: int, shape: WeightShape
+        self,
+        scale: Tensor | None,
+        vote_scale: Tensor,
+        vote_limit: int,
+        exponent_shift: int,
+        noise_shift: int,
+        shape: WeightShape,
     ) -> None:
         self.scale = scale
         self.shifts = vote_scale.dtype == torch.int32
+        if self.shifts and noise_shift:
+            raise ValueError("votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0")
         self.power = _power(scale) if self.shifts and scale is not None else 0
         self.column_K = vote_scale[shape.out_features :]
         self.limit = vote_limit
         self.exponent_shift = exponent_shift
+        self.noise_shift = noise_shift
         self.shape = shape
 
     def votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
@@ -112,7 +132,7 @@ class _Rule:
         if not g_nK.is_floating_point() and self.scale is not None:
             g_nK = g_nK.to(torch.float32).mul_(self.scale)
             sizes_n = sizes_n * self.scale
-        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limit, bits)
+        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limit, _noise_(bits, self.noise_shift))
 
     def cast_(
         self, v_nK: Tensor, packed: Tensor, votes_nK: Tensor, exponents: Tensor | None, bits: Tensor | None
@@ -170,14 +190,17 @@ def cast_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w, -127, 127)``.
 
     With ``g = grad_y.T @ x``, ``L = vote_limit / 256``, ``i = n * K + k`` and ``h`` the hash of ``i`` in the stream
     ``stream + USE_VOTE_ROUNDING``:
 
-    * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + (h >> 8) * 2**-24)`` in float32; a product that is
-      NaN counts as 0. An integer ``g`` is first converted and multiplied by ``scale``.
+    * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + u * 2**-24)`` in float32; a product that is NaN
+      counts as 0. An integer ``g`` is first converted and multiplied by ``scale``. With ``z = noise_shift``,
+      ``u = ((2**24 - 2**(24 - z)) >> 1) + (h >> (8 + z))``: noise around one half, as wide as ``2**-z`` of a vote.
     * integer mode: ``s = row[n] + column[k] - log2(scale)``. For ``s >= 0``: ``s = min(s, 31)``,
       ``b = (vote_limit << s) >> 8``, ``v = (clip(g, -b, b) + (h & (2**s - 1))) >> s``. For ``s < 0``:
       ``v = clip(g << min(-s, 16), -(vote_limit >> 8), vote_limit >> 8)``.
@@ -204,9 +227,10 @@ def cast_scaled_votes(
         step: ``(optimizer steps << 20) + micro-batch``.
         stream: ``8 * stream`` of the tensor; uses are added here.
         shape: logical shape of the weight.
+        noise_shift: 0..16; 0 in integer mode.
     """
     rows, columns = shape.out_features, shape.in_features
-    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, shape)
+    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, noise_shift, shape)
     if rule.shifts and (scale is None or grad_MN.dtype != torch.int8):
         raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
     square = scale.square() if scale is not None else 1.0
@@ -259,6 +283,8 @@ def embedding_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
 
@@ -282,11 +308,12 @@ def embedding_scaled_votes(
         step: likewise.
         stream: likewise.
         shape: logical shape of the weight.
+        noise_shift: likewise.
     """
     if ids_M.numel() == 0:
         return
     rows = shape.out_features
-    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, shape)
+    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, noise_shift, shape)
     if rule.shifts and (scale is None or grad_MK.dtype != torch.int8):
         raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
     square = scale.square() if scale is not None else 1.0

@@ -5,12 +5,14 @@ Arguments as in :mod:`arb_ternary.backends.ops`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_VOTE_LIMIT
+from arb_ternary.backends.dispatch import Kernel, kernel
+from arb_ternary.backends.protocol import NARROW_NOISE, WeightShape
+from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
 from arb_ternary.ternary.control import MICRO, hash_words
 
 __all__ = [
@@ -112,11 +114,19 @@ def _(*_arguments: object) -> None:
 # --- scaled votes ----------------------------------------------------------------------------------------------------
 
 
-def _limits(vote_limits: Tensor) -> tuple[int, int]:
-    limit, exponent_shift = vote_limits.tolist()
+def _limits(vote_limits: Tensor) -> tuple[int, int, int]:
+    limit, exponent_shift, noise_shift = vote_limits.tolist()
     _check(1 <= limit <= MAX_VOTE_LIMIT, f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {limit}")
     _check(0 <= exponent_shift <= 31, f"exponent_shift must be in 0..31, got {exponent_shift}")
-    return limit, exponent_shift
+    _check(0 <= noise_shift <= MAX_NOISE_SHIFT, f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {noise_shift}")
+    return limit, exponent_shift, noise_shift
+
+
+def _scaled_kernel(backend: str, op: str, noise_shift: int) -> Kernel:
+    """The kernel of a cast; ``noise_shift`` is passed on only where it is not 0, which every backend serves."""
+    if noise_shift == 0:
+        return kernel(backend, op)
+    return partial(kernel(backend, op, needs=NARROW_NOISE), noise_shift=noise_shift)
 
 
 @torch.library.custom_op(
@@ -143,7 +153,8 @@ def cast_scaled_votes(
     """Cast one micro-batch's scaled votes from ``grad [M, N]`` and ``x [M, K]``; counts it in ``control``."""
     _check(grad.shape == (x.shape[0], out_features), f"grad must be [M, N], got {tuple(grad.shape)}")
     shape = WeightShape(out_features, in_features, group_size, vote_bits)
-    kernel(backend, "cast_scaled_votes")(
+    limit, exponent_shift, noise_shift = _limits(vote_limits)
+    _scaled_kernel(backend, "cast_scaled_votes", noise_shift)(
         grad,
         x,
         scale,
@@ -153,7 +164,8 @@ def cast_scaled_votes(
         stats,
         magnitudes,
         vote_scale,
-        *_limits(vote_limits),
+        limit,
+        exponent_shift,
         *hash_words(control),
         shape,
     )
@@ -189,7 +201,8 @@ def cast_embedding_scaled_votes(
 ) -> None:
     """Cast the scaled votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; counts the micro-batch in ``control``."""
     shape = WeightShape(out_features, in_features, group_size, vote_bits)
-    kernel(backend, "embedding_scaled_votes")(
+    limit, exponent_shift, noise_shift = _limits(vote_limits)
+    _scaled_kernel(backend, "embedding_scaled_votes", noise_shift)(
         ids,
         grad,
         scale,
@@ -199,7 +212,8 @@ def cast_embedding_scaled_votes(
         stats,
         magnitudes,
         vote_scale,
-        *_limits(vote_limits),
+        limit,
+        exponent_shift,
         *hash_words(control),
         shape,
     )

@@ -18,7 +18,7 @@ from arb_ternary.ternary.control import MICRO, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["NormalisedVotes"]
+__all__ = ["NormalisedVotes", "casts_integers"]
 
 
 class NormalisedVotes(TernaryOptimizer):
@@ -40,12 +40,19 @@ class NormalisedVotes(TernaryOptimizer):
             for group in self._modules
         ]
         for module in modules.values():
-            module.use_scaled_votes(integer=_casts_integers(module))
+            module.use_scaled_votes(integer=casts_integers(module))
         self._refresh_scales()
 
     @abstractmethod
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         """Votes for a gradient of one standard deviation, at the group's ``vote_rate`` above 0."""
+
+    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+        """How votes of ``quanta`` a standard deviation are cast: factor of the gradient, largest vote, ``noise_shift``.
+
+        Here they are proportional to the gradient, up to the group's ``clip``, and rounded stochastically.
+        """
+        return quanta, group["clip"] * quanta, 0
 
     @abstractmethod
     def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
@@ -112,14 +119,16 @@ class NormalisedVotes(TernaryOptimizer):
     def _set_scale(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
         """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
         assert module.vote_scale is not None
-        integer = _casts_integers(module)
+        integer = casts_integers(module)
         if magnitudes.steps == 0 or group["vote_rate"] <= 0:
             module.vote_scale.fill_(31 if integer else 0)
             module.vote_limit = 1
             return
-        quanta = self._quanta(group, module) / magnitudes.spread
+        quanta, limit, module.noise_shift = self._scaling(
+            group, module, self._quanta(group, module) / magnitudes.spread
+        )
         module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
-        module.vote_limit = max(1, min(round(256 * group["clip"] * quanta), 256 * module.shape.largest_vote))
+        module.vote_limit = max(1, min(round(256 * limit), 256 * module.shape.largest_vote))
         # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by
         # ``exponent_rate`` of its threshold.
         score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
@@ -147,6 +156,6 @@ class NormalisedVotes(TernaryOptimizer):
         self._refresh_scales()
 
 
-def _casts_integers(module: TernaryModule) -> bool:
+def casts_integers(module: TernaryModule) -> bool:
     """Whether the gradient of the module's weight is an exact integer."""
     return module.gradients == "int8" and getattr(module, "activations", "int8") == "int8"

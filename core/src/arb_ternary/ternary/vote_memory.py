@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_VOTE_LIMIT
+from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
 from arb_ternary.backends.reference_votes import stats_size
 
 __all__ = ["ScaleRule", "VoteMemory"]
@@ -29,8 +29,8 @@ class VoteMemory(nn.Module):
             ``[N + K]``; None under sign votes.
         vote_scale: factors (float32) or right shifts (int32) of rows, then columns, ``[N + K]``; an optimizer writes
             them in place. None under sign votes.
-        vote_limits: int64 ``[2]``: :attr:`vote_limit` and :attr:`exponent_shift`, in a tensor so that a schedule that
-            changes them recompiles no graph.
+        vote_limits: int64 ``[3]``: :attr:`vote_limit`, :attr:`exponent_shift` and :attr:`noise_shift`, in a tensor so
+            that a schedule that changes them recompiles no graph.
     """
 
     shape: WeightShape
@@ -49,7 +49,7 @@ class VoteMemory(nn.Module):
         self.stats = torch.zeros(stats_size(shape))
         self.magnitudes = None
         self.vote_scale = None
-        self.vote_limits = torch.tensor([256, 0], dtype=torch.int64)
+        self.vote_limits = torch.tensor([256, 0, 0], dtype=torch.int64)
 
     def use_sign_votes(self) -> None:
         """Let backward cast the sign of the gradient, as a fresh module does."""
@@ -98,6 +98,17 @@ class VoteMemory(nn.Module):
         if not 0 <= value <= 31:
             raise ValueError(f"exponent_shift must be in 0..31, got {value}")
         self.vote_limits[1] = value
+
+    @property
+    def noise_shift(self) -> int:
+        """By how many powers of two the noise of rounding is narrower than a scaled vote: 0..16; 0 at birth."""
+        return int(self.vote_limits[2])
+
+    @noise_shift.setter
+    def noise_shift(self, value: int) -> None:
+        if not 0 <= value <= MAX_NOISE_SHIFT:
+            raise ValueError(f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {value}")
+        self.vote_limits[2] = value
 
     def clear_stats(self) -> None:
         """Zero the statistics of gradients."""

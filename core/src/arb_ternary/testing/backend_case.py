@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
 
 __all__ = ["GROUP_SIZES", "SHAPES", "Array", "BackendCase", "Weight", "examples", "float32"]
 
@@ -103,12 +103,17 @@ class BackendCase:
                 torch.set_deterministic_debug_mode(before[0])
                 _filling().fill_uninitialized_memory = before[1]
 
-    def run(self, op: str, *arguments: Any) -> Any:
+    def skip_without_narrow_noise(self) -> None:
+        """Skip the test where the backend leaves votes with less noise to the reference."""
+        if NARROW_NOISE not in self.backend.capabilities:
+            pytest.skip(f"backend {self.backend.name!r} does not declare {NARROW_NOISE}")
+
+    def run(self, op: str, *arguments: Any, **options: Any) -> Any:
         """Call a kernel; the test is skipped where the backend leaves an optional op to the reference."""
         kernel = self.backend.kernels.get(op)
         if kernel is None:
             pytest.skip(f"backend {self.backend.name!r} leaves {op} to the reference")
-        return kernel(*arguments)
+        return kernel(*arguments, **options)
 
     def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
         """A fresh tensor of a numpy array (or scalar) on the device."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from arb_ternary.backends.protocol import (
     FUSED_VOTES,
+    NARROW_NOISE,
     NARROW_VOTES,
     OPTIONAL_OPS,
     REQUIRED_OPS,
@@ -41,7 +42,7 @@ class LayoutTests(BackendCase):
         assert all(callable(kernel) for kernel in self.backend.kernels.values())
 
     def test_it_declares_only_capabilities_that_exist(self) -> None:
-        assert set(self.backend.capabilities) <= {FUSED_VOTES, NARROW_VOTES}
+        assert set(self.backend.capabilities) <= {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES}
 
     @pytest.mark.parametrize("rows", [1, 3])
     def test_unpacking_what_was_packed_is_lossless_for_every_remainder_of_k(self, rows: int) -> None:

@@ -48,6 +48,7 @@ class ScaledVoteTests(BackendCase):
         magnitudes: Array | None = None,
         draw: expected.Draw = DRAW,
         ids: Array | None = None,
+        noise_shift: int = 0,
     ) -> tuple[Array, Array, Array, Array]:
         """Run the kernel; votes ``[N, K]``, exponent votes ``[N, J]``, statistics and magnitudes afterwards."""
         shape = weight.shape
@@ -79,6 +80,7 @@ class ScaledVoteTests(BackendCase):
             draw.step,
             draw.stream,
             shape,
+            **({"noise_shift": noise_shift} if noise_shift else {}),
         )
         for tensor, old in zip(fixed, before, strict=True):
             assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
@@ -253,6 +255,50 @@ class ScaledVoteTests(BackendCase):
         count = sum(votes.size for votes in cast)
         mean = sum(int(votes.sum()) for votes in cast) / count
         assert abs(mean - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5
+
+    @pytest.mark.parametrize("noise_shift", [1, 2, 7, 16])
+    @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "lookup"])
+    def test_votes_with_less_noise_are_those_of_the_rule(self, kind: str, noise_shift: int) -> None:
+        self.skip_without_narrow_noise()
+        weight = self.weight(8, 35, 134, 64, vote_bits=8)
+        grad, x = _integers(1, 6, 35, 3), _integers(2, 6, 134, 3)
+        votes, exponent_votes = self._state(weight)
+        factors = _factors(5, 35 + 134)
+        ids = np.array([3, 0, 3, 7, 34, 3]) if kind == "lookup" else None
+        given_kind: Any = np.int8 if kind == "int8" else np.float32
+        got = self._cast_scaled(
+            weight,
+            (grad if ids is None else x).astype(given_kind),
+            x.astype(given_kind),
+            factors,
+            votes=votes,
+            exponent_votes=exponent_votes,
+            dtype=torch.bfloat16 if kind == "bfloat16" else None,
+            scale=0.5 if kind == "int8" else None,
+            limit=320,
+            ids=ids,
+            noise_shift=noise_shift,
+        )
+        gradient = (grad.T @ x).astype(np.float32) * np.float32(0.5 if kind == "int8" else 1.0)
+        touched = np.ones((35, 1), bool)
+        if ids is not None:
+            gradient = np.zeros((35, 134), np.float32)
+            np.add.at(gradient, ids, x)
+            touched = np.isin(np.arange(35), ids)[:, None]
+        cast = expected.float_votes(gradient, factors, 320, DRAW, noise_shift) * touched
+        assert set(np.unique(cast)) == {-1, 0, 1}
+        wanted = expected.cast_scaled_votes(
+            cast, weight.trits, votes, exponent_votes, 64, vote_bits=8, exponent_shift=2, draw=DRAW
+        )
+        np.testing.assert_array_equal(got[0], wanted[0])
+        np.testing.assert_array_equal(got[1], np.where(touched, wanted[1], exponent_votes))
+
+    def test_votes_by_shifts_refuse_less_noise(self) -> None:
+        self.skip_without_narrow_noise()
+        weight = self.weight(0, 3, 40, 32)
+        grad, x = np.ones((2, 3), np.int8), np.ones((2, 40), np.int8)
+        with pytest.raises(ValueError, match="noise_shift"):
+            self._cast_scaled(weight, grad, x, np.zeros(43, np.int32), scale=1.0, noise_shift=1)
 
     # --- embedding_scaled_votes -----------------------------------------------------------------------------------
 

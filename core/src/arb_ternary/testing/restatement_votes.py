@@ -39,14 +39,19 @@ class Draw:
         return np.array(flat, np.int64).reshape(shape)
 
 
-def float_votes(gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw) -> Array:
-    """``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``; a NaN product counts as 0."""
+def float_votes(gradient_NK: Array, vote_scale: Array, limit: int, draw: Draw, noise_shift: int = 0) -> Array:
+    """``floor(clip((g * row) * column, -L, L) + u)`` in float32 with ``L = limit / 256``; a NaN product counts as 0.
+
+    ``u`` is a multiple of ``2**-24`` in an interval of ``2**-noise_shift`` around one half.
+    """
     rows = len(gradient_NK)
     with np.errstate(over="ignore", invalid="ignore"):
         product = (gradient_NK.astype(np.float32) * vote_scale[:rows, None]) * vote_scale[None, rows:]
     bound = np.float32(limit / 256)
     clipped = np.clip(np.where(np.isnan(product), np.float32(0), product), -bound, bound)
-    uniform = (draw.bits(gradient_NK.shape, _VOTES) >> 8).astype(np.float32) * np.float32(2.0**-24)
+    whole, width = 2**24, 2 ** (24 - noise_shift)
+    noise = (whole - width) // 2 + draw.bits(gradient_NK.shape, _VOTES) // 2 ** (8 + noise_shift)
+    uniform = noise.astype(np.float32) * np.float32(2.0**-24)
     result: Array = np.floor(clipped + uniform).astype(np.int64)
     return result
 

@@ -10,7 +10,7 @@ from attrs import evolve
 from arb_ternary.config.errors import InvalidConfig
 from arb_ternary.errors import ComponentError, UsageProblem
 from arb_ternary.plugins.manager import manager
-from arb_ternary.run.quality.protocol import TRIALS, Recipe
+from arb_ternary.run.quality.protocol import TRIALS, Recipe, rate_for
 from arb_ternary.run.quality.sizes import SIZES, STEP_TOKENS
 from arb_ternary.run.quality.trials import final_trials, make_recipe, merged, tuning_trials
 
@@ -23,6 +23,28 @@ def test_every_registered_recipe_gives_valid_configs(rule, size):
     assert len(trials) == TRIALS
     assert len({trial.digest for trial in trials}) == TRIALS
     final_trials(SIZES[size], {rule: TRIALS - 1}, range(2), SIZES[size].tokens)
+
+
+def test_rates_fall_with_the_cube_root_of_the_length():
+    assert rate_for(2560, 0.1) == 0.1
+    assert rate_for(320, 0.1) == 0.2
+    assert rate_for(20480, 0.1) == 0.05
+    assert rate_for(4096, 0.003) == 0.00256
+
+
+@pytest.mark.parametrize("rule", ["float32", "scaled_votes", "scaled_votes_pure", "bitnet"])
+def test_short_trials_choose_among_the_same_multiples(rule):
+    def rates(tokens):
+        found = []
+        for trial in tuning_trials(SIZES["small"], [rule], tokens):
+            optimizer = trial.config["optimizer"]
+            parts = [optimizer] if "lr" in optimizer else [optimizer["ternary"], optimizer["float"]]
+            found.append([part["lr"] for part in parts])
+        return found
+
+    short, long = rates(256 * STEP_TOKENS), rates(2048 * STEP_TOKENS)
+    for few, many in zip(short, long, strict=True):
+        assert few == pytest.approx([2 * rate for rate in many], rel=5e-3)
 
 
 def test_recipes_share_all_that_must_be_equal():

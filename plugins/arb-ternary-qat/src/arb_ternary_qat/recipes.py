@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from arb_ternary.run.quality.protocol import Recipe
+from arb_ternary.run.quality.protocol import Recipe, rate_for
 
 __all__ = ["bitnet", "bitnet_two_stage", "bop", "dqt_int8", "dqt_ternary"]
 
@@ -25,7 +25,7 @@ def bitnet(steps: int) -> Recipe:
             "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.01},
             "phase": {"lr_schedule": "linear"},
         },
-        trials=tuple({"optimizer": {"lr": lr}} for lr in (3e-3, 4e-3, 6e-3, 8e-3)),
+        trials=tuple({"optimizer": {"lr": rate_for(steps, lr)}} for lr in (3e-3, 4e-3, 6e-3, 8e-3)),
         without=_WITHOUT,
     )
 
@@ -38,7 +38,7 @@ def bitnet_two_stage(steps: int) -> Recipe:
             "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.1, "decay_steps": (steps + 1) // 2},
             "phase": {"lr_schedule": "two_stage"},
         },
-        trials=tuple({"optimizer": {"lr": lr}} for lr in (2e-3, 4e-3, 8e-3, 12e-3)),
+        trials=tuple({"optimizer": {"lr": rate_for(steps, lr)}} for lr in (2e-3, 4e-3, 8e-3, 12e-3)),
         without=_WITHOUT,
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
-from arb_ternary.run.quality.protocol import Recipe
+from arb_ternary.run.quality.protocol import Recipe, rate_for
+from arb_ternary.run.quality.sizes import BATCH
 
 __all__ = [
     "float32",
@@ -21,8 +22,7 @@ __all__ = [
     "sign_votes_32",
 ]
 
-#: Rates of scaled votes, and learning rates of the float parts beside them: the best of both fall with the length of a
-#: run, and these lie around those of a few thousand steps.
+#: Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps.
 _VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.1)
 _FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 6e-3)
 
@@ -39,7 +39,7 @@ def float32(steps: int) -> Recipe:
             "optimizer": {"name": "adamw"},
         },
         trials=tuple(
-            {"optimizer": {"lr": lr}, "phase": {"lr_schedule": schedule}}
+            {"optimizer": {"lr": rate_for(steps, lr)}, "phase": {"lr_schedule": schedule}}
             for lr, schedule in ((2e-3, "cosine"), (4e-3, "cosine"), (4e-3, "linear"), (8e-3, "linear"))
         ),
         without=("model.group_size", "model.scale_rule"),
@@ -48,44 +48,53 @@ def float32(steps: int) -> Recipe:
 
 def scaled_votes(steps: int) -> Recipe:
     """The default rule."""
-    return _scaled_votes()
+    return _scaled_votes(steps)
 
 
 def scaled_votes_reset(steps: int) -> Recipe:
     """The default rule without the carry: an accumulator starts again in the middle of its cell."""
-    return _scaled_votes(ternary={"carry": False})
+    return _scaled_votes(steps, ternary={"carry": False})
 
 
 def scaled_votes_exact(steps: int) -> Recipe:
     """The default rule in integers alone: int8 gradients, and votes by shifts."""
-    return _scaled_votes(exact=True)
+    return _scaled_votes(steps, exact=True)
 
 
 def scaled_votes_4bit(steps: int) -> Recipe:
-    """The default rule with 4-bit accumulators: six bits a weight."""
+    """The default rule with 4-bit accumulators: six bits a weight, in half as many steps of twice the batch."""
+    # What is rounded away is as much in a step of any batch: fewer, larger steps lose less of it.
+    halved = {"batch_size": 2 * BATCH, "steps": steps // 2} if steps % 2 == 0 else {}
     return _scaled_votes(
-        model={"vote_bits": 4}, ternary={"carry": False}, rates=(0.1, 0.14, 0.2, 0.28), float_rates=(4e-3,) * 4
+        steps,
+        model={"vote_bits": 4},
+        ternary={"carry": False},
+        phase=halved,
+        rates=(0.07, 0.1, 0.14, 0.2),
+        float_rates=(5.6e-3,) * 4,
     )
 
 
 def scaled_votes_2bit(steps: int) -> Recipe:
     """The default rule with no accumulator: a flip is drawn from the votes of one step."""
-    return _scaled_votes(model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4)
+    return _scaled_votes(steps, model={"vote_bits": 2}, rates=(0.005, 0.01, 0.02, 0.04), float_rates=(4e-3,) * 4)
 
 
 def scaled_votes_pure(steps: int) -> Recipe:
     """The default rule for embedding and head too: no float parameter is left."""
-    recipe = _scaled_votes(model={"float_parts": [], "logit_scale": 1, "embedding_scale_rule": "frozen"})
+    recipe = _scaled_votes(steps, model={"float_parts": [], "logit_scale": 1, "embedding_scale_rule": "frozen"})
     return Recipe(
         overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes"}},
-        trials=tuple({"optimizer": {"lr": rate}} for rate in (0.07, 0.1, 0.14, 0.2)),
+        trials=tuple({"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)),
     )
 
 
 def _scaled_votes(
+    steps: int,
     *,
     model: Mapping[str, Any] | None = None,
     ternary: Mapping[str, Any] | None = None,
+    phase: Mapping[str, Any] | None = None,
     exact: bool = False,
     rates: Sequence[float] = _VOTE_RATES,
     float_rates: Sequence[float] = _FLOAT_RATES,
@@ -96,14 +105,14 @@ def _scaled_votes(
             "ternary": {"name": "scaled_votes", **(ternary or {})},
             "float": {"name": "adamw", "weight_decay": 0.0},
         },
-        "phase": {"lr_schedule": "linear"},
+        "phase": {"lr_schedule": "linear", **(phase or {})},
     }
     if model is not None:
         overrides["model"] = dict(model)
     if exact:
         overrides["exact"] = True
     trials = tuple(
-        {"optimizer": {"ternary": {"lr": rate}, "float": {"lr": float_rate}}}
+        {"optimizer": {"ternary": {"lr": rate_for(steps, rate)}, "float": {"lr": rate_for(steps, float_rate)}}}
         for rate, float_rate in zip(rates, float_rates, strict=True)
     )
     return Recipe(overrides=overrides, trials=trials)
