@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
+from arb_ternary.backends.protocol import (
+    FUSED_VOTES,
+    NARROW_NOISE,
+    NARROW_VOTES,
+    OPTIONAL_OPS,
+    REQUIRED_OPS,
+    WeightShape,
+)
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem
@@ -41,7 +48,7 @@ def test_every_op_is_the_package_s_own() -> None:
     assert set(kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS}
     for op, kernel in kernels.items():
         assert kernel.__module__.startswith("arb_ternary_tilelang"), op
-    assert get_backend("tilelang").capabilities == {FUSED_VOTES, NARROW_VOTES}
+    assert get_backend("tilelang").capabilities == {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES}
 
 
 def test_it_is_used_when_it_is_named_and_not_otherwise() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import field, frozen
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, KernelBackend
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend
 from arb_ternary_tilelang import casting, flipping, lookups, products, storage
 
 __all__ = ["TileLangBackend", "build"]
@@ -17,7 +17,7 @@ class TileLangBackend:
     """Kernels that TileLang compiles for the device of their arguments when they are first used."""
 
     name: str = "tilelang"
-    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
 

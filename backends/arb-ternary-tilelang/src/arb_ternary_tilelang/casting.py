@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_VOTE_LIMIT
+from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
 from arb_ternary.ternary.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_tilelang.arguments import (
     FLOATS,
@@ -52,6 +52,7 @@ class Scaled:
     factors: Tensor
     limit: int
     shift: int
+    noise_shift: int
     seed: int
     step: int
     stream: int
@@ -102,10 +103,18 @@ def target_of(
 
 
 def scaled_of(
-    target: Target, integer: bool, magnitudes: Tensor, vote_scale: Tensor, limit: int, shift: int, *draw: int
+    target: Target,
+    integer: bool,
+    magnitudes: Tensor,
+    vote_scale: Tensor,
+    limit: int,
+    shift: int,
+    *draw: int,
+    noise_shift: int,
 ) -> Scaled:
     require(1 <= limit <= MAX_VOTE_LIMIT, f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {limit}")
     require(0 <= shift <= 31, f"exponent_shift must be in 0..31, got {shift}")
+    require(0 <= noise_shift <= MAX_NOISE_SHIFT, f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {noise_shift}")
     shape, device = target.shape, target.words.device
     size = (shape.out_features + shape.in_features,)
     shifts = vote_scale.dtype is torch.int32
@@ -113,10 +122,14 @@ def scaled_of(
         not shifts or (integer and target.scale is not None),
         "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale",
     )
+    require(
+        not shifts or noise_shift == 0,
+        "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0",
+    )
     factors = readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, size, device)
     sums = writable(magnitudes, "magnitudes", torch.float32, size, device)
     seed, step, stream = draw
-    return Scaled(sums, factors, limit, shift, seed, step, stream)
+    return Scaled(sums, factors, limit, shift, noise_shift, seed, step, stream)
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
@@ -208,6 +221,7 @@ def launch(
         faults,
         shape.group_size,
         0 if scaled is None else scaled.limit,
+        0 if scaled is None else scaled.noise_shift,
         *draw,
         programs.SIGN if scaled is None else scaled.kind,
     )
@@ -303,9 +317,11 @@ def cast_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
     target = target_of(scale, packed, votes, exponent_votes, stats, shape)
     integer = grad_MN.dtype is torch.int8
     rest = (vote_scale, vote_limit, exponent_shift, seed, step, stream)
-    _cast_product(grad_MN, x_MK, target, scaled_of(target, integer, magnitudes, *rest))
+    _cast_product(grad_MN, x_MK, target, scaled_of(target, integer, magnitudes, *rest, noise_shift=noise_shift))

@@ -101,13 +101,15 @@ def embedding_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Scaled votes of the looked-up rows; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
     lookup = _lookup(ids_M, shape.out_features)
     target = target_of(scale, packed, votes, exponent_votes, stats, shape, lookup.names)
     integer = grad_MK.dtype is torch.int8
     rest = (vote_scale, vote_limit, exponent_shift, seed, step, stream)
-    scaled = scaled_of(target, integer, magnitudes, *rest)
+    scaled = scaled_of(target, integer, magnitudes, *rest, noise_shift=noise_shift)
     if 0 in (ids_M.numel(), shape.in_features):
         return
     _cast_lookup(lookup, grad_MK, target, scaled, exponent_votes is not None)

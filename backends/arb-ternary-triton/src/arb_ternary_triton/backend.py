@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_triton import casting, flips, layout, products, rows
@@ -27,7 +27,7 @@ class TritonBackend:
     """The Triton backend, compiled or interpreted as Triton was imported."""
 
     name: str = "triton"
-    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:

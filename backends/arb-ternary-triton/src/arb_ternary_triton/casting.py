@@ -42,6 +42,7 @@ class _Rule:
     vote_scale: Tensor
     limit: int
     exponent_shift: int
+    noise_shift: int
     words: tuple[int, int, int]
 
     @property
@@ -80,6 +81,10 @@ class _Cast:
         if rule is not None:
             if self.mode == _SHIFTS and (scale is None or not integer):
                 raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+            if self.mode == _SHIFTS and rule.noise_shift:
+                raise ValueError(
+                    "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0"
+                )
             check_mutable(rule.magnitudes, "magnitudes", torch.float32, (rows + columns,))
             check_readable(rule.vote_scale, "vote_scale", (torch.float32, torch.int32), (rows + columns,))
 
@@ -134,6 +139,7 @@ class _Cast:
             self.votes.shape[1],
             self.units,
             0 if rule is None else rule.limit,
+            0 if rule is None else rule.noise_shift,
             *keys,
             MODE=self.mode,
             INT8=self.integer,
@@ -310,10 +316,12 @@ def cast_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
     integer = grad_MN.dtype is torch.int8 and x_MK.dtype is torch.int8
-    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, (seed, step, stream))
+    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, noise_shift, (seed, step, stream))
     held = (scale, packed, votes, exponent_votes, stats)
     _cast_product(grad_MN, x_MK, _Cast(*held, rule, shape, integer=integer, scored=exponent_votes is not None))
 
@@ -353,9 +361,11 @@ def embedding_scaled_votes(
     step: int,
     stream: int,
     shape: WeightShape,
+    *,
+    noise_shift: int = 0,
 ) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`."""
-    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, (seed, step, stream))
+    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, noise_shift, (seed, step, stream))
     held = (scale, packed, votes, exponent_votes, stats)
     scored = exponent_votes is not None
     cast = _Cast(*held, rule, shape, integer=grad_MK.dtype is torch.int8, scored=scored)

@@ -71,3 +71,10 @@ class Bits:
         """A float32 in [0, 1) of hash bits."""
         T = self.T
         return T.cast(bits >> T.uint32(8), "float32") * T.float32(2.0**-24)
+
+    def narrowed(self, bits: Any, noise_shift: Any) -> Any:
+        """The same around one half, in an interval of ``2**-noise_shift``."""
+        T = self.T
+        least = ((1 << 24) - (1 << (24 - noise_shift))) >> 1
+        drawn = T.cast(bits >> (T.uint32(8) + T.cast(noise_shift, "uint32")), "int32")
+        return T.cast(drawn + least, "float32") * T.float32(2.0**-24)

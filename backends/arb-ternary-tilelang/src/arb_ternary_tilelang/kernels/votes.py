@@ -137,7 +137,18 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                 g_tile[p, q] = total[p, q]
 
     @T.macro
-    def vote(g: Any, scale: Any, vote_scale: Any, limit: Any, key_0: Any, key_1: Any, kind: Any, n: Any, k: Any) -> Any:
+    def vote(
+        g: Any,
+        scale: Any,
+        vote_scale: Any,
+        limit: Any,
+        noise_shift: Any,
+        key_0: Any,
+        key_1: Any,
+        kind: Any,
+        n: Any,
+        k: Any,
+    ) -> Any:
         v = T.alloc_var("int32")
         v = 0
         if rule.chosen(SIGN, kind):
@@ -154,7 +165,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
             bounded = T.alloc_var("float32")
             none = (T.reinterpret(p, "int32") & 0x7FFFFFFF) > 0x7F800000
             bounded = T.if_then_else(none, T.float32(0.0), T.min(T.max(p, -top), top))
-            v = T.cast(T.floor(bounded + bits.uniform(h)), "int32")
+            v = T.cast(T.floor(bounded + bits.narrowed(h, noise_shift)), "int32")
         if rule.chosen(SHIFTS, kind):
             h = bits.hashed(T.cast(n, "int64") * K + k, key_0, key_1)
             power = (T.reinterpret(scale[0], "int32") >> 23) - 127
@@ -200,6 +211,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         faults: T.Tensor((T.dynamic("X2"), T.dynamic("Y2")), "int32"),
         group: T.int32,
         limit: T.int32,
+        noise_shift: T.int32,
         key_0: T.int32,
         key_1: T.int32,
         kind: T.int32,
@@ -254,7 +266,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
                                 square = square + whole * whole
                                 if scaled(kind):
                                     size = size + T.max(T.cast(g, sizes), -T.cast(g, sizes))
-                                v = vote(g, scale, vote_scale, limit, key_0, key_1, kind, n, k)
+                                v = vote(g, scale, vote_scale, limit, noise_shift, key_0, key_1, kind, n, k)
                                 score = score + v * bits.trit(word, at)
                                 left = T.alloc_var("int32")
                                 if rule.bits == 8:

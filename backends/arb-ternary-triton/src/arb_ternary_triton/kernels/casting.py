@@ -29,9 +29,10 @@ def _scale_exponent(scale):
 
 @triton.jit
 def _float_votes(
-    g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits, HAS_SCALE: tl.constexpr
-):
-    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32."""
+    g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, noise_shift, bits,
+    HAS_SCALE: tl.constexpr,
+):  # fmt: skip
+    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in int32; ``u`` is as narrow as asked for."""
     p = g.to(tl.float32)
     if HAS_SCALE:
         p = p * tl.load(scale)
@@ -40,7 +41,9 @@ def _float_votes(
     p = tl.where(p != p, 0.0, p)
     largest = limit.to(tl.float32) * (1.0 / 256)
     p = tl.minimum(tl.maximum(p, -largest), largest)
-    return tl.floor(p + (bits >> 8).to(tl.float32) * (2.0**-24)).to(tl.int32)
+    narrowed = noise_shift.to(tl.uint32)
+    noise = (bits >> (8 + narrowed)).to(tl.int32) + (((1 << 24) - (1 << (24 - noise_shift))) >> 1)
+    return tl.floor(p + noise.to(tl.float32) * (2.0**-24)).to(tl.int32)
 
 
 @triton.jit
@@ -71,7 +74,7 @@ def _group_scores(score, product_RC, row_R, in_rows, first, columns, units, UNIT
 @triton.jit
 def _cast(
     g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    held, rows, columns, row_bytes, vote_width, units, limit, key, next_key,
+    held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
     MODE: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -116,7 +119,9 @@ def _cast(
     else:
         bits = draw_at(row_R[:, None], column_C[None, :], columns, key, next_key, WIDE)
         if MODE == 1:
-            v = _float_votes(g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits, HAS_SCALE)
+            v = _float_votes(
+                g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, noise_shift, bits, HAS_SCALE
+            )
         else:
             v = _integer_votes(g, scale, row_R, column_C, in_rows, in_columns, vote_scale, rows, limit, bits)
         v = tl.where(inside, v, 0)
@@ -128,10 +133,10 @@ def _cast(
     store_votes(votes, a, row_R, first, in_rows, columns, vote_width, BITS)
 
 
-@triton.jit(do_not_specialize=["limit", "key", "next_key"])
+@triton.jit(do_not_specialize=["limit", "noise_shift", "key", "next_key"])
 def product_votes_kernel(
     grad, x, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    terms, rows, columns, row_bytes, vote_width, units, limit, key, next_key,
+    terms, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
     MODE: tl.constexpr, INT8: tl.constexpr, LONG: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
@@ -177,15 +182,15 @@ def product_votes_kernel(
             acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
     _cast(
         acc, row_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-        rows, rows, columns, row_bytes, vote_width, units, limit, key, next_key,
+        rows, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
         MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["held", "limit", "key", "next_key"])
+@triton.jit(do_not_specialize=["held", "limit", "noise_shift", "key", "next_key"])
 def lookup_votes_kernel(
     grad, order, starts, distinct, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-    held, rows, columns, row_bytes, vote_width, units, limit, key, next_key,
+    held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
     MODE: tl.constexpr, INT8: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr, UNIT: tl.constexpr, HAS_SCALE: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -209,7 +214,7 @@ def lookup_votes_kernel(
         g += tl.load(grad + term_R[:, None] * columns + column_C[None, :], mask=inside, other=0).to(g.dtype)
     _cast(
         g, place_R, row_R, in_rows, first, scale, packed, votes, score, bad, squares, sizes, vote_scale,
-        held, rows, columns, row_bytes, vote_width, units, limit, key, next_key,
+        held, rows, columns, row_bytes, vote_width, units, limit, noise_shift, key, next_key,
         MODE, BITS, LARGEST, SMALLEST, UNIT, HAS_SCALE, WIDE,
     )  # fmt: skip
 
