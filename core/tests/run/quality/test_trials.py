@@ -28,6 +28,7 @@ def test_every_registered_recipe_gives_valid_configs(rule, size):
 def test_rates_fall_with_the_cube_root_of_the_length():
     assert rate_for(2560, 0.1) == 0.1
     assert rate_for(320, 0.1) == 0.2
+    assert rate_for(16, 0.1) == 0.25
     assert rate_for(20480, 0.1) == 0.05
     assert rate_for(4096, 0.003) == 0.00256
 
