@@ -25,7 +25,7 @@ from arb_ternary.run.compare import machine_facts
 
 BASE = Path(__file__).with_name("transfer.yaml")
 WIDTHS = (64, 128, 256, 512, 1024)
-RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+RATES = (0.05, 0.1, 0.2, 0.4)
 HEAD = 64
 
 
