@@ -44,6 +44,14 @@ def test_every_rule_is_tuned_with_four_trials_and_trained_with_every_seed(regist
         assert (study().folder / name).exists()
 
 
+def test_the_settings_of_the_result_are_those_of_the_final_runs(register, fake, study, float_recipe):
+    # Tuning takes 4 steps, a final run 8.
+    register(one=lambda steps: float_recipe([rate * 4 / steps for rate in (4e-3, 1e-3, 2e-3, 8e-3)]))
+    (rule,) = run_study(study())["rules"]
+    assert rule["settings"] == {"optimizer": {"lr": 5e-4}}
+    assert rule["tuning"][rule["chosen"]]["settings"] == {"optimizer": {"lr": 1e-3}}
+
+
 def test_tuning_holds_out_training_text_under_a_seed_of_its_own(register, fake, study, float_recipe):
     register(one=lambda steps: float_recipe())
     run_study(study())

@@ -64,7 +64,8 @@ def _rule(tuning: Outcomes, chosen: int | None, final: Outcomes) -> dict[str, An
             for outcome in tuning
         ],
         "chosen": chosen,
-        "settings": None if chosen is None else tuning[chosen]["settings"],
+        # Of the final runs: a recipe may make a rate depend on the length of a run.
+        "settings": None if chosen is None else (final[0] if final else tuning[chosen])["settings"],
         "validation_losses": losses,
         "failures": [outcome["failure"] for outcome in final],
         # A seed that failed is no number, and a mean without it would be that of the lucky ones.
