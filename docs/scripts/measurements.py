@@ -102,6 +102,7 @@ def step_table(result: dict[str, Any]) -> str:
 TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
+    ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
     ("gradient-quality", "gradient-quality.json", draws_table, (DRAWS,)),
     ("progressive-losses", "progressive.json", growth_table, (GROWTH,)),
