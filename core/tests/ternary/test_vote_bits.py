@@ -95,7 +95,7 @@ def test_the_audit_counts_four_bits_as_state_and_two_as_memory_of_a_step() -> No
         layer = TernaryLinear(4096, 256, vote_bits=bits)
         report = audit(layer)
         counted[bits] = report.state_bits_per_parameter
-        working = 4 * (1 + 256 + 4096) + 16 + (256 * 4096 // 4 if bits == 2 else 0)
+        working = 4 * (1 + 256 + 4096) + 3 * 8 + (256 * 4096 // 4 if bits == 2 else 0)
         assert report.working_bytes == working
         layer.use_scaled_votes()
         assert audit(layer).working_bytes == working + 2 * 4 * (256 + 4096)
