@@ -52,7 +52,7 @@ def draw(runs: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_xticks(RATES, [str(rate) for rate in RATES])
     axes.set_xlabel("rate of scaled_votes, trits a step")
     axes.set_ylabel("loss after 200 steps, nats a byte")
-    axes.legend(title="width")
+    axes.legend(title="width", loc="lower left")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 
