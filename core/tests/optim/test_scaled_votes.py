@@ -132,8 +132,9 @@ def test_votes_of_the_tail_are_cast_beyond_a_quantile_and_as_often_as_proportion
     # The soft edge adds some where the tail falls steeply.
     edge = [NormalDist().cdf(-tau * (0.75 + (i + 0.5) / 2000)) * 2 for i in range(1000)]
     assert float(cast.abs().mean()) == pytest.approx(sum(edge) / len(edge), rel=0.05)
-    assert share < float(cast.abs().mean()) < 1.6 * share or rate > 1
-    assert float(votes[False].abs().mean()) == pytest.approx(mean * rate, rel=0.08) or rate > 1
+    if rate < 1:
+        assert share < float(cast.abs().mean()) < 1.6 * share
+        assert float(votes[False].abs().mean()) == pytest.approx(mean * rate, rel=0.08)
 
 
 def test_votes_of_the_tail_are_the_default_of_4_bits_and_floats_alone():

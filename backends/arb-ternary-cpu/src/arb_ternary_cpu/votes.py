@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
+from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
 from arb_ternary.backends.vote_storage import row_bytes
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import check_contiguous, check_packed, check_readable, check_shape, packed_shape
@@ -147,9 +148,9 @@ def _scaled(
     shape: WeightShape,
 ) -> tuple[_native.Scaled, Tensor]:
     """What the kernels are told about scaled votes, and the factors, which have to live as long."""
-    _require(1 <= vote_limit <= 127 * 256, f"vote_limit must be in 1..{127 * 256}, got {vote_limit}")
+    _require(1 <= vote_limit <= MAX_VOTE_LIMIT, f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {vote_limit}")
     _require(0 <= exponent_shift <= 31, f"exponent_shift must be in 0..31, got {exponent_shift}")
-    _require(0 <= noise_shift <= 16, f"noise_shift must be in 0..16, got {noise_shift}")
+    _require(0 <= noise_shift <= MAX_NOISE_SHIFT, f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {noise_shift}")
     size = shape.out_features + shape.in_features
     shifts = vote_scale.dtype == torch.int32
     factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, (size,))
