@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,29 @@ def test_a_forked_child_computes_with_threads_of_its_own(kernels: Any) -> None:
     assert answer == b"same"
     assert product().numpy().tobytes() == wanted
     torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="torch has threads of another kind")
+def test_torch_and_the_kernels_share_their_threads() -> None:
+    program = """
+import os, torch
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary_cpu.backend import build
+torch.set_num_threads(2)
+kernels = build().kernels
+shape = WeightShape(512, 1024, 128)
+packed = kernels["pack"](torch.ones(512, 1024, dtype=torch.int8))
+(torch.rand(1 << 22) + 1).sum()
+before = len(os.listdir("/proc/self/task"))
+q, scale = kernels["quantize_rows"](torch.ones(300, 1024))
+kernels["linear"](q, scale, packed, torch.zeros(512, 8, dtype=torch.int8), None, shape, torch.float32)
+print(before, len(os.listdir("/proc/self/task")))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    before, after = map(int, run.stdout.split())
+    assert after == before
 
 
 def test_calls_from_several_threads_at_once_give_the_same_bits(kernels: Any) -> None:

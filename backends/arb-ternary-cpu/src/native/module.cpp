@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "isa.h"
+#include "threads.h"
 
 namespace nb = nanobind;
 
@@ -13,6 +14,8 @@ void bind_votes(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the cpu backend. Arguments are addresses and sizes that the Python side has checked.";
+  static const bool ready = (arb::prepare_threads(), true);  // an interpreter more imports the module again
+  (void)ready;
   m.def("usable_isas", [] {
     std::vector<std::string> names;
     for (const arb::Isa isa : arb::usable_isas()) names.emplace_back(arb::isa_name(isa));

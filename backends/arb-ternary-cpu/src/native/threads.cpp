@@ -9,6 +9,8 @@
 #include <system_error>
 #include <thread>
 
+#include "openmp.h"
+
 namespace arb {
 
 namespace {
@@ -17,7 +19,7 @@ struct Job {
   void (*task)(void*, int64_t, int);
   void* context;
   int64_t count;
-  int limit;  // helpers that may join
+  int limit;  // threads that may join the caller
   std::atomic<int64_t> next{0};
   std::atomic<int> joined{0};
 
@@ -111,23 +113,31 @@ class Pool {
   int helpers_ = 0;
 };
 
-// Never destroyed: helpers may still wait in it while the process ends. A forked child has none of the helpers, and
-// locks in an unknown state, so it starts with a new pool and leaves the old one alone.
+// Never destroyed: helpers may still wait in it while the process ends.
 std::atomic<Pool*> pool{nullptr};
+std::atomic<bool> forked{false};
 
-void renew_pool() { pool.store(new (std::nothrow) Pool()); }
+// A child has none of the threads of its parent, and locks in an unknown state: it starts with a new pool, and leaves
+// the old one, and torch's team, alone.
+void after_fork() {
+  forked.store(true);
+  pool.store(new (std::nothrow) Pool());
+}
 
-Pool* current_pool() {
-  static const bool ready = [] {
-    renew_pool();
-    pthread_atfork(nullptr, nullptr, renew_pool);
-    return true;
-  }();
-  (void)ready;
-  return pool.load();
+void run_on_team(OpenMp parallel, Job& job) {
+  auto work = [](void* given) {
+    Job& shared = *static_cast<Job*>(given);
+    shared.work(shared.joined.fetch_add(1));
+  };
+  parallel(work, &job, static_cast<unsigned>(job.limit + 1), 0);
 }
 
 }  // namespace
+
+void prepare_threads() {
+  pool.store(new Pool());
+  pthread_atfork(nullptr, nullptr, after_fork);
+}
 
 void parallel_for(int64_t count, int threads, void (*task)(void*, int64_t, int), void* context) {
   Job job;
@@ -135,12 +145,15 @@ void parallel_for(int64_t count, int threads, void (*task)(void*, int64_t, int),
   job.context = context;
   job.count = count;
   job.limit = threads - 1;
-  Pool* const found = threads > 1 && count > 1 ? current_pool() : nullptr;
-  if (found == nullptr) {
+  const OpenMp parallel = threads > 1 && count > 1 && !forked.load() ? torch_openmp() : nullptr;
+  Pool* const own = pool.load();
+  if (parallel != nullptr) {
+    run_on_team(parallel, job);
+  } else if (threads > 1 && count > 1 && own != nullptr) {
+    own->run(job);
+  } else {
     job.work(0);
-    return;
   }
-  found->run(job);
 }
 
 }  // namespace arb

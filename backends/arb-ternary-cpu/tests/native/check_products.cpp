@@ -11,6 +11,7 @@
 #include "isa.h"
 #include "product_driver.h"
 #include "rows_driver.h"
+#include "threads.h"
 
 namespace {
 
@@ -197,6 +198,11 @@ Case drawn() {
 }  // namespace
 
 #if defined(ARB_FUZZ)
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  arb::prepare_threads();
+  return 0;
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   state = 0x9E3779B97F4A7C15ull;
   for (size_t i = 0; i < size; ++i) state = (state ^ data[i]) * 0xBF58476D1CE4E5B9ull + 1;
@@ -205,6 +211,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 #else
 int main(int argc, char** argv) {
+  arb::prepare_threads();
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 200;
   state = argc > 2 ? std::strtoull(argv[2], nullptr, 10) | 1 : 1;
   const auto tables = usable_tables();

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "threads.h"
 #include "votes_apply.h"
 #include "votes_linear.h"
 #include "votes_lookup.h"
@@ -172,6 +173,11 @@ void round(uint64_t seed) {
 }  // namespace
 
 #if defined(ARB_FUZZ)
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  arb::prepare_threads();
+  return 0;
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint64_t seed = 0x9E3779B97F4A7C15ull;
   for (size_t i = 0; i < size; ++i) seed = (seed ^ data[i]) * 0xBF58476D1CE4E5B9ull + 1;
@@ -180,6 +186,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 #else
 int main(int argc, char** argv) {
+  arb::prepare_threads();
   const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 100;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
   for (int64_t i = 0; i < rounds; ++i) round(first + static_cast<uint64_t>(i));
