@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._library.custom_ops import CustomOpDef
 
 from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
+from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, current_backend, use_backend
 from arb_ternary.ternary.control import MICRO, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
@@ -152,7 +152,7 @@ def test_opcheck_accepts(case: str, backend: str) -> None:
 
 
 def test_every_op_of_the_namespace_is_checked() -> None:
-    registered = {name for name in dir(torch.ops.arb_ternary) if isinstance(vars(ops).get(name), CustomOpDef)}
+    registered = {name for name in dir(torch.ops.arb_ternary) if isinstance(vars(ops).get(name), Op)}
     assert registered == {case.split("[")[0] for case in CASES}
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_ops import (
     cast_bias_votes,
     cast_embedding_scaled_votes,
@@ -62,7 +63,7 @@ def _check(condition: bool, message: str) -> None:
 # --- linear ----------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::linear_grad_input", mutates_args=())
+@op()
 def linear_grad_input(
     grad: Tensor,
     scale: Tensor | None,
@@ -95,7 +96,7 @@ def _(
     return grad.new_empty((grad.shape[0], in_features), dtype=dtype)
 
 
-@torch.library.custom_op("arb_ternary::linear", mutates_args=())
+@op()
 def linear(
     x: Tensor,
     anchor: Tensor | None,
@@ -212,7 +213,7 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 # --- embedding -------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::embedding", mutates_args=())
+@op()
 def embedding(
     ids: Tensor,
     anchor: Tensor | None,
@@ -303,7 +304,7 @@ embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
 # --- bias ------------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::bias", mutates_args=())
+@op()
 def bias(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
     """The integer bias as float32: ``value [N] * 2**exponent``; votes are cast in backward when ``anchor`` is given."""
     return torch.ldexp(value.to(torch.float32), exponent.to(torch.int32))

@@ -13,6 +13,7 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import Kernel, kernel
 from arb_ternary.backends.protocol import NARROW_NOISE, WeightShape
 from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
+from arb_ternary.backends.registration import op
 from arb_ternary.ternary.control import MICRO, hash_words
 
 __all__ = [
@@ -33,7 +34,7 @@ def _check(condition: bool, message: str) -> None:
 # --- gradients to int8 -----------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::quantize_gradient", mutates_args=())
+@op()
 def quantize_gradient(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
     """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32 scalar)."""
     seed, step, stream = hash_words(control)
@@ -49,7 +50,7 @@ def _(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Te
 # --- votes -----------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::cast_votes", mutates_args=("votes", "exponent_votes", "stats", "control"))
+@op(mutates_args=("votes", "exponent_votes", "stats", "control"))
 def cast_votes(
     grad: Tensor,
     x: Tensor,
@@ -77,10 +78,7 @@ def _(*_arguments: object) -> None:
     return None
 
 
-@torch.library.custom_op(
-    "arb_ternary::cast_embedding_votes",
-    mutates_args=("votes", "exponent_votes", "correlation", "steps", "stats", "control"),
-)
+@op(mutates_args=("votes", "exponent_votes", "correlation", "steps", "stats", "control"))
 def cast_embedding_votes(
     ids: Tensor,
     grad: Tensor,
@@ -129,9 +127,7 @@ def _scaled_kernel(backend: str, op: str, noise_shift: int) -> Kernel:
     return partial(kernel(backend, op, needs=NARROW_NOISE), noise_shift=noise_shift)
 
 
-@torch.library.custom_op(
-    "arb_ternary::cast_scaled_votes", mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control")
-)
+@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control"))
 def cast_scaled_votes(
     grad: Tensor,
     x: Tensor,
@@ -177,10 +173,7 @@ def _(*_arguments: object) -> None:
     return None
 
 
-@torch.library.custom_op(
-    "arb_ternary::cast_embedding_scaled_votes",
-    mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control"),
-)
+@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control"))
 def cast_embedding_scaled_votes(
     ids: Tensor,
     grad: Tensor,
@@ -228,7 +221,7 @@ def _(*_arguments: object) -> None:
 # --- votes of a bias --------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("arb_ternary::cast_bias_votes", mutates_args=("votes",))
+@op(mutates_args=("votes",))
 def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
     """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
     s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
