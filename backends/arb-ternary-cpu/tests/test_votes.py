@@ -275,7 +275,7 @@ def test_a_table_much_longer_than_the_batch_is_looked_up_too(backend: KernelBack
 def test_scaled_flips_are_the_torch_backends_bit_for_bit(
     backend: KernelBackend, threads: int, carry: bool, decay: int, bits: int
 ) -> None:
-    for rows, columns in ((70, 1000), (3, 9000)):
+    for rows, columns in ((70, 1000), (3, 17_000)):
         layer = Layer(backend, WeightShape(rows, columns, 128, bits), threads=threads)
         threshold = max(1, layer.shape.largest_vote // 3)
         moved = layer.run("apply_scaled_votes", layer.packed, layer.votes, threshold, decay, carry, *WORDS)

@@ -156,6 +156,16 @@ def test_every_op_of_the_namespace_is_checked() -> None:
     assert registered == {case.split("[")[0] for case in CASES}
 
 
+@every_backend
+def test_a_second_derivative_is_an_error_and_not_a_wrong_number(backend: str) -> None:
+    with use_backend(backend):
+        layer = TernaryLinear(40, 33, group_size=32)
+    x = torch.randn(6, 40, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
 class Model(nn.Module):
     def __init__(self, activations: str, gradients: str) -> None:
         super().__init__()

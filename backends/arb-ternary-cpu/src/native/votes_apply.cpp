@@ -10,9 +10,9 @@ namespace arb {
 
 namespace {
 
-// Columns that pass for all rows of a block before the next ones: their codes, 32 KiB, stay in the first-level cache,
+// Columns that pass for all rows of a block before the next ones: their codes, 64 KiB, stay in the second-level cache,
 // and the votes of a row are read in one go.
-constexpr int64_t kChunk = 8192;
+constexpr int64_t kChunk = 16384;
 // Accumulators of a task at least.
 constexpr int64_t kLeastVotes = 1 << 16;
 
@@ -36,6 +36,8 @@ class Flips {
     int64_t flips = 0;
     for (int64_t start = 0; start < state_.columns; start += kChunk) {
       const int64_t count = std::min(kChunk, state_.columns - start);
+      // Crossings ask for codes here and there, in no order that the processor could foresee.
+      for (int64_t c = 0; c < count; c += kBlock) __builtin_prefetch(codes(first, start + c), 1);
       for (int64_t n = first; n < last; ++n) flips += stretch(n, start, count);
     }
     return flips;
@@ -52,18 +54,22 @@ class Flips {
     return flips;
   }
 
-  int64_t flip(int8_t* votes, int64_t n, int64_t start, int64_t count) const {
+  // The codes of a row from a column on, the first of a block.
+  uint8_t* codes(int64_t n, int64_t column) const {
     const int64_t blocks = ceil_div(state_.columns, kBlock);
-    uint8_t* codes = state_.packed + ((n / kBlock) * blocks + start / kBlock) * 4 * kBlock + (n % kBlock) * 4;
-    if (rule_.decay == 0) return kernels_.flip(votes, count, codes, rule_, 0);
+    return state_.packed + ((n / kBlock) * blocks + column / kBlock) * 4 * kBlock + (n % kBlock) * 4;
+  }
+
+  int64_t flip(int8_t* votes, int64_t n, int64_t start, int64_t count) const {
+    if (rule_.decay == 0) return kernels_.flip(votes, count, codes(n, start), rule_, 0);
     const uint64_t index =
         static_cast<uint64_t>(n) * static_cast<uint64_t>(state_.columns) + static_cast<uint64_t>(start);
     if (index >> 32 == (index + static_cast<uint64_t>(count) - 1) >> 32) {
-      return kernels_.flip(votes, count, codes, rule_, noise_.base(index));
+      return kernels_.flip(votes, count, codes(n, start), rule_, noise_.base(index));
     }
     FlipRule only = rule_;
     only.decay = 0;
-    const int64_t flips = kernels_.flip(votes, count, codes, only, 0);
+    const int64_t flips = kernels_.flip(votes, count, codes(n, start), only, 0);
     decay_across_keys(votes, count, rule_.decay, noise_, index);
     return flips;
   }

@@ -312,6 +312,9 @@ struct Flip {
         half(_mm512_set1_epi8(static_cast<char>(given.threshold / 2))),
         leak(_mm512_set1_epi8(static_cast<char>(given.leak < 128 ? given.leak : 128))) {}
 
+  ARB_INLINE __mmask64 up(__m512i a) const { return _mm512_cmpge_epi8_mask(a, theta); }
+  ARB_INLINE __mmask64 down(__m512i a) const { return _mm512_cmple_epi8_mask(a, minus_theta); }
+
   // Crossings of 64 votes, of which there are some.
   ARB_INLINE __m512i apply(__m512i a, __mmask64 up, __mmask64 down, uint8_t* codes, int64_t columns,
                            int64_t& flips) const {
@@ -319,11 +322,9 @@ struct Flip {
     const __m512i t = open_codes_512(codes, columns);
     const __mmask64 rises = up & _mm512_cmpneq_epi8_mask(t, _mm512_set1_epi8(2));
     const __mmask64 falls = down & _mm512_cmpneq_epi8_mask(t, zero);
-    if ((rises | falls) != 0) {
-      const __m512i after = _mm512_mask_sub_epi8(_mm512_mask_add_epi8(t, rises, t, one), falls, t, one);
-      close_codes_512(after, columns, codes);
-      flips += __builtin_popcountll(rises | falls);
-    }
+    const __m512i after = _mm512_mask_sub_epi8(_mm512_mask_add_epi8(t, rises, t, one), falls, t, one);
+    close_codes_512(after, columns, codes);
+    flips += __builtin_popcountll(rises | falls);
     if (!rule.carry) return _mm512_mask_blend_epi8(up | down, a, zero);
     __m512i left = _mm512_mask_sub_epi8(a, rises, a, theta);
     left = _mm512_mask_add_epi8(left, falls, a, theta);
@@ -337,19 +338,45 @@ struct Flip {
   }
 };
 
+// Registers of votes that pass through all stages before the next ones: they stay in the first-level cache.
+constexpr int64_t kStretch = 64;
+
+// Up to kStretch registers. Which of them hold crossings is a coin toss, so it is not branched upon: their numbers are
+// listed, then those on the list are flipped, then all decay.
+template <bool decays>
+int64_t flip_stretch(int8_t* votes, int64_t columns, uint8_t* codes, const Flip& flip, const Decay& decay,
+                     uint32_t hash) {
+  uint8_t crossed[kStretch];
+  int64_t count = 0, flips = 0;
+  for (int64_t c = 0; c < columns; c += 64) {
+    const __m512i a = load_bytes(votes + c, columns - c);
+    crossed[count] = static_cast<uint8_t>(c / 64);
+    count += (flip.up(a) | flip.down(a)) != 0;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t c = 64 * crossed[i];
+    const __m512i a = load_bytes(votes + c, columns - c);
+    store_bytes(votes + c, flip.apply(a, flip.up(a), flip.down(a), codes + 4 * c, columns - c, flips), columns - c);
+  }
+  if (!decays && flip.rule.leak == 0) return flips;
+  for (int64_t c = 0; c < columns; c += 64) {
+    __m512i a = load_bytes(votes + c, columns - c);
+    if (flip.rule.leak != 0) a = flip.leaked(a);
+    if constexpr (decays) a = decay.apply(a, hash + static_cast<uint32_t>(c) * kHashStep);
+    store_bytes(votes + c, a, columns - c);
+  }
+  return flips;
+}
+
 template <bool decays>
 int64_t flip_rows(int8_t* votes, int64_t columns, uint8_t* codes, const FlipRule& rule, uint32_t hash) {
   const Flip flip(rule);
   const Decay decay(rule.decay);
   int64_t flips = 0;
-  for (int64_t c = 0; c < columns; c += 64) {
-    __m512i a = load_bytes(votes + c, columns - c);
-    const __mmask64 up = _mm512_cmpge_epi8_mask(a, flip.theta), down = _mm512_cmple_epi8_mask(a, flip.minus_theta);
-    const bool crossed = (up | down) != 0;
-    if (crossed) a = flip.apply(a, up, down, codes + 4 * c, columns - c, flips);
-    if (rule.leak != 0) a = flip.leaked(a);
-    if constexpr (decays) a = decay.apply(a, hash + static_cast<uint32_t>(c) * kHashStep);
-    if (decays || crossed || rule.leak != 0) store_bytes(votes + c, a, columns - c);
+  for (int64_t c = 0; c < columns; c += 64 * kStretch) {
+    const int64_t count = columns - c < 64 * kStretch ? columns - c : 64 * kStretch;
+    flips += flip_stretch<decays>(votes + c, count, codes + 4 * c, flip, decay,
+                                  hash + static_cast<uint32_t>(c) * kHashStep);
   }
   return flips;
 }
