@@ -12,6 +12,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
   const bool as_is = x_dtype == Dtype::bfloat16 && kernels.bfloat16.rows != 0;
   const FloatLoops& loops = as_is ? kernels.bfloat16 : kernels.float32;
   threads = shape.threads(threads);
+  result.prepare(shape.m);
   const Panels panels(shape.m, loops.rows);
   const Cut cut(shape, kernels, panels, loops.term_bytes, threads);
   const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kMaxLanes * loops.term_bytes));

@@ -110,6 +110,7 @@ struct IntegerProduct {
 int integer_product(const ProductKernels& kernels, int threads, const Weight& w, const Shape& shape, const int8_t* x,
                     const float* row_scale, float scale, const float* bias, const Result& result) {
   threads = shape.threads(threads);
+  result.prepare(shape.m);
   const Panels panels(shape.m, kernels.rows);
   const Cut cut(shape, kernels, panels, 1, threads);
   const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kBlockSide * kernels.strips));

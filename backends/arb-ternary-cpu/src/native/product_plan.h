@@ -157,6 +157,9 @@ struct Result {
   void* at(int64_t row, int64_t column) const {
     return static_cast<char*>(out) + (row * stride + column) * dtype_size(dtype);
   }
+
+  // Before `rows` of it are written.
+  void prepare(int64_t rows) const;
 };
 
 // The memory of one worker.

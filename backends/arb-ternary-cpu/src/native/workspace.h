@@ -1,4 +1,4 @@
-// Working memory of a call, kept by the calling thread for its next one.
+// Working memory of a call, kept by the calling thread for its next one; and the pages that memory is made of.
 #pragma once
 
 #include <cstddef>
@@ -37,5 +37,8 @@ class Workspace {
 
 // That of the calling thread.
 Workspace& workspace();
+
+// Asks for 2 MiB pages where a tensor has whole ones. Advice only: where the system has none to give, nothing changes.
+void advise_huge_pages(void* memory, size_t bytes);
 
 }  // namespace arb
