@@ -2,7 +2,7 @@
 
 Like ``torch.library.custom_op``, but without what that puts around every call: it fills in defaults that our ops do not
 have, in a time that grows with the square of the number of arguments, and wraps the function several times. A linear of
-the demo has 19 arguments and a product of 60 microseconds; ``custom_op`` took 200 more.
+the demo has 19 arguments and a product of 60 microseconds; ``custom_op`` added 70, and 150 to both passes together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 __all__ = ["NAMESPACE", "Op", "op"]
 
 NAMESPACE: Final = "arb_ternary"
-_LIBRARY: Final = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 Function = Callable[..., Any]
 
