@@ -145,11 +145,14 @@ void parallel_for(int64_t count, int threads, void (*task)(void*, int64_t, int),
   job.context = context;
   job.count = count;
   job.limit = threads - 1;
-  const OpenMp parallel = threads > 1 && count > 1 && !forked.load() ? torch_openmp() : nullptr;
-  Pool* const own = pool.load();
+  if (threads < 2 || count < 2) {
+    job.work(0);
+    return;
+  }
+  const OpenMp parallel = forked.load() ? nullptr : torch_openmp();
   if (parallel != nullptr) {
     run_on_team(parallel, job);
-  } else if (threads > 1 && count > 1 && own != nullptr) {
+  } else if (Pool* const own = pool.load()) {
     own->run(job);
   } else {
     job.work(0);

@@ -83,6 +83,11 @@ constexpr int kGradientTypes = 3;
 // A row of packed codes: the dword of a row in its first block, and dwords of the same row 64 bytes apart.
 using CodeRow = const uint8_t*;
 
+// Where in the packed weight the codes of a row begin at a column, the first of a block.
+static inline int64_t code_offset(int64_t columns, int64_t n, int64_t column) {
+  return ((n / kBlock) * ceil_div(columns, kBlock) + column / kBlock) * 4 * kBlock + (n % kBlock) * 4;
+}
+
 struct FlipRule {
   int32_t threshold = 1;
   int32_t leak = 0;

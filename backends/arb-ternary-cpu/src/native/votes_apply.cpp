@@ -54,11 +54,7 @@ class Flips {
     return flips;
   }
 
-  // The codes of a row from a column on, the first of a block.
-  uint8_t* codes(int64_t n, int64_t column) const {
-    const int64_t blocks = ceil_div(state_.columns, kBlock);
-    return state_.packed + ((n / kBlock) * blocks + column / kBlock) * 4 * kBlock + (n % kBlock) * 4;
-  }
+  uint8_t* codes(int64_t n, int64_t column) const { return state_.packed + code_offset(state_.columns, n, column); }
 
   int64_t flip(int8_t* votes, int64_t n, int64_t start, int64_t count) const {
     if (rule_.decay == 0) return kernels_.flip(votes, count, codes(n, start), rule_, 0);

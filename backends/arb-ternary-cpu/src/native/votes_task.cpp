@@ -33,8 +33,7 @@ bool is_wide(const int32_t* shifts, int64_t count) {
 }
 
 CodeRow codes_of(const CastState& state, int64_t n, int64_t column) {
-  const int64_t blocks = ceil_div(state.columns, kBlock);
-  return state.packed + ((n / kBlock) * blocks + column / kBlock) * 4 * kBlock + (n % kBlock) * 4;
+  return state.packed + code_offset(state.columns, n, column);
 }
 
 template <class T>
