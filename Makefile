@@ -15,7 +15,7 @@ RUN := runs/demo
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
 demo: $(VENV)/runtime
-	GOMP_SPINCOUNT=1000 $(BIN)/arb train demo/demo.yaml --run-dir $(RUN) --resume
+	GOMP_SPINCOUNT=1000 $(BIN)/arb train docs/examples/demo.yaml --run-dir $(RUN) --resume
 	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
 	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
 
@@ -43,13 +43,13 @@ generate: $(VENV)/dev
 # The demo model against float32 and quantisation-aware training: three seeds each, one table. `make generate` puts it
 # into the pages.
 bench: $(VENV)/dev
-	$(BIN)/arb bench compare demo/demo.yaml demo/bitnet.yaml demo/float32.yaml --out benchmarks/results/demo.json
+	$(BIN)/arb bench compare docs/examples/demo.yaml docs/examples/bitnet.yaml docs/examples/float32.yaml --out plugins/arb-ternary-bench/results/demo.json
 
 # What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
 # ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.
 gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m "gpu or (interpreted and not slow)"
-	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out benchmarks/results/gpu-kernels \
+	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out plugins/arb-ternary-bench/results/gpu-kernels \
 	  --shapes 1024x1024,2048x2048,4096x4096,11008x4096,8192x16384,16384x16384
 
 # The native kernels and their tests with AddressSanitizer and UndefinedBehaviorSanitizer, and random arguments.

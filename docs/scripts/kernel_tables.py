@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arb_ternary.run.kernel_bench.result import notes
+from arb_ternary_bench.kernels.result import notes
 
 Cell = Mapping[str, Any]
 #: Activations of so few rows are those of a model that writes text: the weight comes from memory.

@@ -1,4 +1,4 @@
-"""The tables of measured figures, from ``benchmarks/results`` into README.md and the documentation.
+"""The tables of measured figures, from ``plugins/arb-ternary-bench/results`` into README.md and the documentation.
 
 ``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
 differs.
@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from arb_ternary.run.quality.result import markdown
-from arb_ternary.run.step_bench.result import markdown as step_markdown
+from arb_ternary_bench.quality.result import markdown
+from arb_ternary_bench.steps.result import markdown as step_markdown
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]

@@ -89,9 +89,9 @@ def specs_page() -> str:
 
 def config_page() -> str:
     """Every key of a config file: the top level, then every component."""
-    from arb_ternary.config.run import RunConfig
     from arb_ternary.config.structure import options_class
     from arb_ternary.plugins.surface import NOUNS
+    from arb_ternary_train.config import RunConfig
 
     parts = [
         "# Config keys",
@@ -250,9 +250,9 @@ def protocols_page() -> str:
     modules = {
         "Kernel backends": "arb_ternary.backends.protocol",
         "Optimizers": "arb_ternary.optim.protocol",
-        "Data and masking": "arb_ternary.data.protocol",
-        "Phases, exporters and checks": "arb_ternary.run.protocol",
-        "Recipes of the quality bench": "arb_ternary.run.quality.protocol",
+        "Data and masking": "arb_ternary.protocols.data",
+        "Phases, exporters and checks": "arb_ternary.protocols.runs",
+        "Recipes of the quality bench": "arb_ternary_bench.quality.protocol",
     }
     parts = ["# Component protocols", "What a factory returns. A run checks it once, when the component is built."]
     for title, name in modules.items():
@@ -328,7 +328,7 @@ def api_page() -> str:
     for title, module in (
         ("Package `arb_ternary`", arb_ternary),
         ("Options of config classes: `arb_ternary.config.options`", config_options),
-        ("Conformance kit: `arb_ternary.testing`", testing),
+        ("Conformance kit: `arb_ternary_testing`", testing),
     ):
         parts.append(f"## {title}")
         for name in module.__all__:

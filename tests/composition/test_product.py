@@ -18,14 +18,14 @@ import pytest
 
 from arb_ternary.backends.select import candidates, reset_backends
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.loading import load_config
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.report import RunReport
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.report import RunReport
+from arb_ternary_train.runner import RunRequest, train
 
 #: What every phase of two short steps is told, as far as it has such options.
 BRIEF = {

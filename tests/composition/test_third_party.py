@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from arb_ternary import hookspecs
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import arb
-from arb_ternary.config.loading import load_config
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.plugins.records import Status
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "third_party"
 

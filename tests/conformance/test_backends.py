@@ -12,7 +12,7 @@ import pytest
 
 from arb_ternary.backends.select import BackendRequest, select
 from arb_ternary.errors import ArbError
-from arb_ternary.testing import BackendSuite
+from arb_ternary_testing import BackendSuite
 
 BACKENDS = ("torch", "cpu", "triton", "tilelang")
 DEVICES = ("cpu", "cuda")

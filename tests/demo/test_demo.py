@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from arb_ternary.config.loading import load_config
 from arb_ternary.config.plain import to_plain
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.runner import RunRequest, train
 
 DEMO = Path(__file__).parents[2] / "demo"
 

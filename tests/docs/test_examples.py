@@ -23,7 +23,7 @@ from attrs import frozen
 
 from arb_ternary.cli.main import arb
 from arb_ternary.plugins.manager import manager
-from arb_ternary.testing import install_fake_plugin
+from arb_ternary_testing import install_fake_plugin
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference")]

@@ -16,11 +16,11 @@ import pytest
 
 from arb_ternary import errors, hookspecs
 from arb_ternary.cli.main import arb
-from arb_ternary.config.run import RunConfig
 from arb_ternary.config.structure import options_class
 from arb_ternary.environment import VARIABLES
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.surface import HOOKS, NOUNS
+from arb_ternary_train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

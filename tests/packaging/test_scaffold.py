@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.scaffold.generate import KINDS, new_plugin
+from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
 
 
 def run(*command: str | Path, folder: Path, site: Path | None = None) -> str:
@@ -82,7 +82,7 @@ def test_the_templates_travel_in_the_wheel_of_core(
     wheel = wheels(projects["arb-ternary-core"])
     site = tmp_path / "site"
     run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=tmp_path)
-    code = "import sys; from pathlib import Path; from arb_ternary.scaffold.generate import *\n"
+    code = "import sys; from pathlib import Path; from arb_ternary_testing.scaffold.generate import *\n"
     code += "assert str(Path(new_plugin.__code__.co_filename)).startswith(sys.argv[1])\n"
     code += "for kind in KINDS: print(new_plugin('x-' + kind, kind, Path(sys.argv[2])))\n"
     script = tmp_path / "generate.py"

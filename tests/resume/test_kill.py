@@ -35,11 +35,12 @@ HELPER = """
 import json, os, signal, sys
 import torch
 torch.set_num_threads(1)
-import arb_ternary.models.decoder, arb_ternary.optim.split, arb_ternary.optim.adamw, arb_ternary.run.standard
+import arb_ternary_text.models.decoder, arb_ternary_train.optim.split
+import arb_ternary_train.optim.adamw, arb_ternary_train.standard
 from pathlib import Path
-from arb_ternary.config.loading import load_config
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
 
 def run(order):
     seen = 0

@@ -25,7 +25,7 @@ def describe() -> str:
     sections = {
         "names of arb_ternary": _names("arb_ternary"),
         "names of arb_ternary.config.options": _names("arb_ternary.config.options"),
-        "names of arb_ternary.testing": _names("arb_ternary.testing"),
+        "names of arb_ternary_testing": _names("arb_ternary_testing"),
         "names of the protocols": _protocols(),
         "specs": _specs(),
         "hooks": _hooks(),
@@ -145,7 +145,7 @@ def _command(command: click.Command, path: str, *, deep: bool = True) -> Iterato
 
 def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
-    yield from _keys(_import("arb_ternary.config.run").RunConfig, "")
+    yield from _keys(_import("arb_ternary_train.config").RunConfig, "")
     for kind in _import("arb_ternary.plugins.surface").NOUNS:
         if kind in ("backend", "command", "recipe"):
             continue

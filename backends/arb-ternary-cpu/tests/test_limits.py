@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.run.kernel_bench.probes import PeakProbe, ReadProbe, peak_probe, read_probe
+from arb_ternary_bench.kernels.probes import PeakProbe, ReadProbe, peak_probe, read_probe
 from arb_ternary_cpu.backend import CpuBackend, build
 from arb_ternary_cpu.isa import usable_isas
 

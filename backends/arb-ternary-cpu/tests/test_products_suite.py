@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from arb_ternary.backends.protocol import KernelBackend
-from arb_ternary.testing import BackendSuite
-from arb_ternary.testing.backend_layout import LayoutTests
-from arb_ternary.testing.backend_products import ProductTests
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
+from arb_ternary_testing import BackendSuite
+from arb_ternary_testing.backend_layout import LayoutTests
+from arb_ternary_testing.backend_products import ProductTests
 
 
 class TestConformance(BackendSuite):

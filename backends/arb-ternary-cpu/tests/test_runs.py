@@ -12,11 +12,11 @@ from attrs import frozen
 from safetensors.torch import load
 
 from arb_ternary.backends.select import reset_backends
-from arb_ternary.config.loading import load_config
-from arb_ternary.run.metrics import read_metrics
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.runner import RunRequest, train
 from arb_ternary_cpu.isa import VARIABLE, usable_isas
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 20
 #: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few steps flip many trits.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from arb_ternary.backends.protocol import KernelBackend
-from arb_ternary.testing.backend_narrow_votes import NarrowVoteTests
-from arb_ternary.testing.backend_scaled_votes import ScaledVoteTests
-from arb_ternary.testing.backend_votes import VoteTests
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
+from arb_ternary_testing.backend_narrow_votes import NarrowVoteTests
+from arb_ternary_testing.backend_scaled_votes import ScaledVoteTests
+from arb_ternary_testing.backend_votes import VoteTests
 
 
 class _Votes(VoteTests, ScaledVoteTests, NarrowVoteTests):

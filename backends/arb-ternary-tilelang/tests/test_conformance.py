@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arb_ternary.testing import BackendSuite
+from arb_ternary_testing import BackendSuite
 
 
 class TestCpu(BackendSuite):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from arb_ternary.testing import BackendSuite
+from arb_ternary_testing import BackendSuite
 from arb_ternary_tilelang.probe import probe
 
 

@@ -15,10 +15,10 @@ from safetensors.torch import load
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import main
-from arb_ternary.config.loading import load_config
-from arb_ternary.run.metrics import read_metrics
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 50
 DEMO = Path(__file__).parents[3] / "demo" / "demo.yaml"

@@ -18,13 +18,13 @@ from safetensors.torch import load
 
 from arb_ternary import TernaryEmbedding, TernaryLinear, ternary_update
 from arb_ternary.cli.main import main
-from arb_ternary.config.loading import load_config
 from arb_ternary.environment import for_child
-from arb_ternary.optim.sign_votes import SignVotes
-from arb_ternary.run.metrics import read_metrics
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.runner import RunRequest, train
 from arb_ternary.ternary.control import seed_votes
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_votes.sign_votes import SignVotes
 
 pytestmark = pytest.mark.interpreted
 

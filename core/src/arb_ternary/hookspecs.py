@@ -27,7 +27,7 @@ from arb_ternary.specs import (
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
-    from arb_ternary.run.context import RunContext
+    from arb_ternary_train.context import RunContext
 
 hookspec = pluggy.HookspecMarker("arb_ternary")
 

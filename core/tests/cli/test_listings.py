@@ -158,9 +158,9 @@ def test_every_hook_is_listed_with_its_arguments(capsys):
 def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(install_plugin, monkeypatch):
     install_plugin("good", GOOD)
     asked = []
-    kit = types.ModuleType("arb_ternary.testing.runner")
+    kit = types.ModuleType("arb_ternary_testing.runner")
     kit.check_plugin = lambda name, kind: asked.append((name, kind)) or 1
-    monkeypatch.setitem(sys.modules, "arb_ternary.testing.runner", kit)
+    monkeypatch.setitem(sys.modules, "arb_ternary_testing.runner", kit)
 
     assert main(["plugins", "check", "good"]) == 1
     assert main(["plugins", "check", "good", "--kind", "masking"]) == 1
@@ -168,9 +168,9 @@ def test_check_runs_the_conformance_kit_and_exits_with_its_verdict(install_plugi
 
 
 def test_new_writes_a_plugin_and_prints_where(install_plugin, monkeypatch, tmp_path, capsys):
-    scaffold = types.ModuleType("arb_ternary.scaffold.generate")
+    scaffold = types.ModuleType("arb_ternary_testing.scaffold.generate")
     scaffold.new_plugin = lambda name, kind, destination: destination / f"arb-ternary-{name}-{kind}"
-    monkeypatch.setitem(sys.modules, "arb_ternary.scaffold.generate", scaffold)
+    monkeypatch.setitem(sys.modules, "arb_ternary_testing.scaffold.generate", scaffold)
 
     assert main(["plugins", "new", "mine", "--kind", "optimizer", "--into", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/arb-ternary-mine-optimizer\n"

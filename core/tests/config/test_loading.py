@@ -11,9 +11,10 @@ import attrs
 import pytest
 
 from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig
-from arb_ternary.config.loading import load_as, load_config, read_document
-from arb_ternary.config.run import CheckpointConfig, RunConfig, apply_exact
+from arb_ternary.config.loading import load_as, read_document
 from arb_ternary.errors import ArbError, ConfigError, render
+from arb_ternary_train.config import CheckpointConfig, RunConfig, apply_exact
+from arb_ternary_train.loading import load_config
 
 MINIMAL = """\
 data: shakespeare

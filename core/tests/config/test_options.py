@@ -13,9 +13,9 @@ from arb_ternary.config.choice import Choice
 from arb_ternary.config.describe import describe_type, is_choice
 from arb_ternary.config.fields import config_fields
 from arb_ternary.config.options import fraction, non_negative, one_of, option, optional, positive
-from arb_ternary.config.run import RunConfig
 from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
+from arb_ternary_train.config import RunConfig
 
 
 def _reachable(t: Any, seen: set[Any]) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from arb_ternary.config.document import Document
 from arb_ternary.config.json_document import read_json
-from arb_ternary.config.loading import structure_run
 from arb_ternary.config.plain import leaves, to_plain
-from arb_ternary.config.run import RunConfig
 from arb_ternary.config.structure import structure
 from arb_ternary.config.toml_document import read_toml
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import structure_run
 
 REGISTRY = components.FakeRegistry()
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 
 from arb_ternary.config.document import Document
 from arb_ternary.config.errors import InvalidConfig
-from arb_ternary.config.loading import structure_run
 from arb_ternary.config.plain import to_plain
 from arb_ternary.config.schema import json_schema
+from arb_ternary_train.loading import structure_run
 
 REGISTRY = components.FakeRegistry(
     [spec for spec in components.SPECS if spec.name not in ("reserved", "unresolvable", "odd_type", "no_class")]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from arb_ternary.config.loading import structure_run
 from arb_ternary.config.plain import leaves, to_plain
 from arb_ternary.config.schema import json_schema
 from arb_ternary.config.starter import TEMPLATES, starter_config
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.manager import manager
+from arb_ternary_train.loading import structure_run
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from arb_ternary import (
     configure_ternary_training,
 )
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.optim.sign_votes import SignVotes
 from arb_ternary.ternary.control import ternary_modules
 from arb_ternary.ternary.encoding import encode_at_rest
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_votes.sign_votes import SignVotes
 
 
 def with_votes(bits: int, rows: int = 6, columns: int = 45) -> TernaryLinear:

@@ -29,16 +29,16 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
-from arb_ternary.config.loading import load_config
-from arb_ternary.data.loader import BatchLoader
-from arb_ternary.data.protocol import MaskContext
-from arb_ternary.data.sampler import WindowSampler
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.run.build import build_parts
-from arb_ternary.run.compare import machine_facts
-from arb_ternary.run.evaluate import evaluate, masked_loss
-from arb_ternary.run.schedules import apply_schedule
-from arb_ternary.run.seeding import derive_seed, derived_generator
+from arb_ternary.protocols.data import MaskContext
+from arb_ternary_bench.compare import machine_facts
+from arb_ternary_text.data.loader import BatchLoader
+from arb_ternary_text.data.sampler import WindowSampler
+from arb_ternary_train.build import build_parts
+from arb_ternary_train.evaluate import evaluate, masked_loss
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.schedules import apply_schedule
+from arb_ternary_train.seeding import derive_seed, derived_generator
 
 HERE = Path(__file__).parent
 KINDS = ("float", "ternary")

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from arb_ternary.testing import OptimizerSuite
+from arb_ternary_testing import OptimizerSuite
 
 SIGN_VOTES = {"name": "sign_votes", "accum_threshold": 4}
 SPLIT = {"name": "split", "ternary": SIGN_VOTES, "float": {"name": "adamw", "lr": 0.01}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from arb_ternary.config.loading import load_config
+from arb_ternary_train.loading import load_config
 
 SCRIPT = Path(__file__).with_name("quick_start.py")
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

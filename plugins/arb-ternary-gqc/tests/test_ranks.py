@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import arb_ternary_gqc as gqc
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.sign_votes import SignVotes
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_votes.sign_votes import SignVotes
 
 STEPS = 18
 POISONED = 4

@@ -16,14 +16,14 @@ import arb_ternary_gqc as gqc
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.select import candidates
 from arb_ternary.errors import ConfigError
+from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import as_outcome, collect_trainable
-from arb_ternary.optim.scaled_votes import ScaledVotes
-from arb_ternary.optim.sign_votes import SignVotes, SignVotesConfig
-from arb_ternary.optim.split import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
-from arb_ternary.testing.component import make_choice
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import build as build_signgsd
+from arb_ternary_testing.component import make_choice
+from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 
 INNER: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sign_votes": lambda m: SignVotes(collect_trainable(m).ternary, accum_threshold=2),

@@ -30,12 +30,12 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from arb_ternary.config.loading import load_config
-from arb_ternary.data.sampler import window_count
-from arb_ternary.data.shakespeare import load_text
-from arb_ternary.run.child import ChildRun
-from arb_ternary.run.compare import machine_facts
-from arb_ternary.run.metrics import read_metrics
+from arb_ternary_bench.child import ChildRun
+from arb_ternary_bench.compare import machine_facts
+from arb_ternary_text.data.sampler import window_count
+from arb_ternary_text.data.shakespeare import load_text
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.metrics import read_metrics
 
 HERE = Path(__file__).parent
 KINDS = ("float", "ternary")

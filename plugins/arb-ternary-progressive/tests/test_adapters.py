@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.config import DecoderConfig
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.optim.sign_votes import SignVotesConfig, build
 from arb_ternary.optim.update import ternary_update
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.adapters import AdaptedLinear, AdapterSpec, adapted_linears
 from arb_ternary_progressive.stack import Stack
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_votes.sign_votes import SignVotesConfig, build
 
 CONFIG = DecoderConfig(
     width=32, heads=4, kv_heads=2, max_length=16, activation="swiglu", activations="float", group_size=32

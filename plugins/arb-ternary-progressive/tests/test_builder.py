@@ -12,13 +12,7 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.optim.adamw import AdamWConfig
-from arb_ternary.optim.adamw import build as adamw
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.optim.sign_votes import SignVotesConfig
-from arb_ternary.optim.sign_votes import build as sign_votes
 from arb_ternary.optim.update import ternary_update
 from arb_ternary_progressive import (
     AdapterSpec,
@@ -29,6 +23,12 @@ from arb_ternary_progressive import (
     create_stack_from_config,
 )
 from arb_ternary_progressive.time_embedding import TimeEmbedding
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.optim.adamw import AdamWConfig
+from arb_ternary_train.optim.adamw import build as adamw
+from arb_ternary_votes.sign_votes import SignVotesConfig
+from arb_ternary_votes.sign_votes import build as sign_votes
 
 
 def config_with(**options: Any) -> StackWiseConfig:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.data.masking import CausalMasking
-from arb_ternary.data.protocol import Batch
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
+from arb_ternary.protocols.data import Batch
 from arb_ternary_progressive import ProgressiveDataLoader, StackWiseConfig, TimeStepMasking
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.masking_mlm import MlmMasking
 from arb_ternary_progressive.masking_progressive import ProgressiveMasking
 from arb_ternary_progressive.objectives import objective_loss
+from arb_ternary_text.data.masking import CausalMasking
 
 VOCABULARY, POSITIONS, MASK = 60, 40, 59
 KEYS = {

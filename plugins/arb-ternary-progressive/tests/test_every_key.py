@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.block import Block
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive import (
     ModelConfig,
@@ -24,6 +23,7 @@ from arb_ternary_progressive import (
     TimeStepMasking,
     TrainingConfig,
 )
+from arb_ternary_text.models.block import Block
 
 SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "training": TrainingConfig, "progressive": ProgressiveConfig}
 Observer = Callable[[StackWiseConfig], Any]

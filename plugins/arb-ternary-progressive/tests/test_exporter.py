@@ -11,11 +11,11 @@ import torch
 
 from arb_ternary.cli.main import main
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.run.restore import load_run
 from arb_ternary_progressive import Rack
 from arb_ternary_progressive.exporter import build
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.restore import load_run
 
 CONFIG = """
 name: grown

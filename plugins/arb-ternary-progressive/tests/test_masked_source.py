@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arb_ternary.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, from_json
 from arb_ternary.errors import DataError
-from arb_ternary.testing.component import make_choice
 from arb_ternary_progressive.masked_source import with_mask_token
+from arb_ternary_testing.component import make_choice
+from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, from_json
 
 
 def test_bytes_have_a_free_id_already() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from arb_ternary.config.loading import load_config
 from arb_ternary.errors import DataError
-from arb_ternary.run.runner import RunRequest, train
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.runner import RunRequest, train
 
 CONFIG = """
 name: masked

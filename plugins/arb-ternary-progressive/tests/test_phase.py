@@ -13,22 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from arb_ternary.config.run import CheckpointConfig, RunConfig
 from arb_ternary.errors import ConfigError
-from arb_ternary.models.generate import generate
-from arb_ternary.run.checkpoint import CheckpointStore, read_checkpoint
-from arb_ternary.run.directory import RunDirectory
-from arb_ternary.run.metrics import read_metrics
-from arb_ternary.run.progress import Silent
-from arb_ternary.run.restore import load_run, measure
-from arb_ternary.run.runner import RunRequest, train
-from arb_ternary.testing import PhaseSuite
-from arb_ternary.testing.component import make_choice
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.history import StackRecord
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.rack import Rack
+from arb_ternary_testing import PhaseSuite
+from arb_ternary_testing.component import make_choice
+from arb_ternary_text.models.generate import generate
+from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
+from arb_ternary_train.config import CheckpointConfig, RunConfig
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.restore import load_run, measure
+from arb_ternary_train.runner import RunRequest, train
 
 SMALL = {"width": 32, "layers": 1, "heads": 2, "max_length": 32, "group_size": 32}
 TERNARY = {"name": "decoder", **SMALL}

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.parts import FloatLinear
-from arb_ternary.run.checkpoint_format import tensor_digest
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import PRECISIONS
 from arb_ternary_progressive.nvfp4 import pack_nvfp4, unpack_nvfp4
 from arb_ternary_progressive.precision import NVFP4Linear, StoredLinear, dense_weight
 from arb_ternary_progressive.stack import Stack
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.parts import FloatLinear
+from arb_ternary_train.checkpoint_format import tensor_digest
 
 CONFIG = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
 #: Weights of a block: four matrices of attention, two of the feed-forward layer.

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.testing import PhaseSuite
 from arb_ternary_progressive import ModelConfig, ProgressiveRackBuilder, ProgressiveTrainer, StackWiseConfig
 from arb_ternary_progressive.config import PRECISIONS
+from arb_ternary_testing import PhaseSuite
 
 
 def small_config() -> StackWiseConfig:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.models.generate import generate
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.control import SEED, STREAM, ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.rack import Rack
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.generate import generate
 
 FLOAT = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
 TERNARY = DecoderConfig(width=32, heads=2, max_length=16, group_size=32)

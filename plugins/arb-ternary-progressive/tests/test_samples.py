@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from arb_ternary.data.protocol import Batch
 from arb_ternary.errors import DataError
+from arb_ternary.protocols.data import Batch
 from arb_ternary_progressive.samples import as_samples, cache_keys, content_ids
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])

@@ -10,10 +10,8 @@ import pytest
 import torch
 from attrs import evolve
 
-from arb_ternary.data.protocol import Batch, MaskContext
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
-from arb_ternary.testing import MaskingSuite
-from arb_ternary.testing.component import make_choice
+from arb_ternary.protocols.data import Batch, MaskContext
 from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
 from arb_ternary_progressive.masking_mlm import MlmConfig, MlmMasking
 from arb_ternary_progressive.masking_progressive import (
@@ -22,6 +20,8 @@ from arb_ternary_progressive.masking_progressive import (
     progressive_fraction,
 )
 from arb_ternary_progressive.masking_time_step import TimeStepConfig, TimeStepMasking, depth_time
+from arb_ternary_testing import MaskingSuite
+from arb_ternary_testing.component import make_choice
 
 CONTEXT = MaskContext(step=12, seed=5, vocabulary_size=60, time=None)
 

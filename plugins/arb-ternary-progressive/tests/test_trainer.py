@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.run.checkpoint import CheckpointStore
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ModelConfig, ProgressiveConfig, StackWiseConfig, TrainingConfig
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.trainer import ProgressiveTrainer, StepNumbers
+from arb_ternary_train.checkpoint import CheckpointStore
 
 VOCABULARY, POSITIONS = 24, 8
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.testing import OptimizerSuite
 from arb_ternary_qat.bitnet_adamw import BitnetAdamW, build
 from arb_ternary_qat.config import BitnetAdamWConfig
+from arb_ternary_testing import OptimizerSuite
 
 
 class TestBitnetAdamW(OptimizerSuite):

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from arb_ternary import audit
 from arb_ternary.backends.layout import packed_columns
 from arb_ternary.errors import ConfigError
-from arb_ternary.models.config import FLOAT_PARTS, DecoderConfig
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.models.parts import FloatLinear
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.run.linear_state import linear_state
 from arb_ternary.ternary.control import SEED, STREAM, seed_votes
 from arb_ternary.ternary.hashing import stream_id
-from arb_ternary.testing.component import make_choice
 from arb_ternary_qat.config import DirectConfig
 from arb_ternary_qat.direct import DirectDecoder, DirectLinear
+from arb_ternary_testing.component import make_choice
+from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.parts import FloatLinear
+from arb_ternary_train.linear_state import linear_state
 
 SMALL = {"width": 32, "layers": 2, "heads": 2, "max_length": 16}
 

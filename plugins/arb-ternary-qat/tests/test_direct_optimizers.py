@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from arb_ternary.config.loading import load_config
 from arb_ternary.errors import ConfigError
-from arb_ternary.run.runner import RunRequest, train
 from arb_ternary.ternary.control import seed_votes
 from arb_ternary.ternary.hashing import uniform
-from arb_ternary.testing import OptimizerSuite
 from arb_ternary_qat.bop import Bop
 from arb_ternary_qat.direct import DirectLinear
 from arb_ternary_qat.dqt import DQT, stochastic_round
+from arb_ternary_testing import OptimizerSuite
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.runner import RunRequest, train
 
 
 def regression(levels: str) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from arb_ternary.testing import OptimizerSuite
+from arb_ternary_testing import OptimizerSuite
 
 
 class TestSignGSD(OptimizerSuite):

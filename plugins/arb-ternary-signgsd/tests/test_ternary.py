@@ -12,11 +12,11 @@ from torch import nn
 from arb_ternary import TernaryLinear, audit
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.optim.sign_votes import SignVotesConfig
 from arb_ternary_signgsd import NanGradientError, SignGSD
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import JoinedSignGSD, build
 from arb_ternary_signgsd.ternary import TernarySignGSD, decay_votes
+from arb_ternary_votes.sign_votes import SignVotesConfig
 
 
 class Mixed(nn.Module):
@@ -45,7 +45,7 @@ def test_n_updates_cast_the_whole_part_of_n_times_the_decay(weight_decay: float,
 
 
 def test_without_decay_and_nan_the_modules_end_as_under_sign_votes() -> None:
-    from arb_ternary.optim.sign_votes import SignVotes
+    from arb_ternary_votes.sign_votes import SignVotes
 
     states = []
     for make in (SignVotes, lambda modules, **options: TernarySignGSD(modules, votes=SignVotesConfig(**options))):

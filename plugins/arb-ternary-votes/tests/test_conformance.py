@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary.testing import OptimizerSuite
+from arb_ternary_testing import OptimizerSuite
 
 
 class TestMomentumVotes(OptimizerSuite):

@@ -74,7 +74,7 @@ def new(path: Path, template: str, force: bool, list_templates: bool, as_json: b
 @as_json
 def validate(path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check the config in PATH; list everything that is wrong with it."""
-    from arb_ternary.config.loading import load_config
+    from arb_ternary_train.loading import load_config
 
     try:
         loaded = load_config(path, overrides).config
@@ -98,10 +98,10 @@ def validate(path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @as_json
 def show(path: Path, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the config in PATH as it takes effect, with every default."""
-    from arb_ternary.config.loading import load_config
     from arb_ternary.config.paths import show_path
     from arb_ternary.config.plain import leaves, to_plain
     from arb_ternary.config.yaml_document import dump_inline, dump_yaml
+    from arb_ternary_train.loading import load_config
 
     loaded = load_config(path, overrides)
     plain = to_plain(loaded.config, given=False)

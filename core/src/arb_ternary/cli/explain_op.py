@@ -9,10 +9,10 @@ import click
 from attrs import asdict
 
 from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS, KernelBackend, WeightShape
-from arb_ternary.backends.roofline import GPUS, OPS, Gpu, Work, occupancy, work
 from arb_ternary.backends.select import candidates, get_backend
 from arb_ternary.cli.output import print_table
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
+from arb_ternary_bench.roofline import GPUS, OPS, Gpu, Work, occupancy, work
 
 __all__ = ["check_op", "explain_op", "parse_shape", "print_op"]
 

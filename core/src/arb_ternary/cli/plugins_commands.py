@@ -90,7 +90,7 @@ def hooks(as_json: bool) -> None:
 def check(name: str, kind: str | None) -> int:
     """Run the conformance kit on an installed plugin. Exits with 0 when it passes."""
     _records_called(name)
-    from arb_ternary.testing.runner import check_plugin
+    from arb_ternary_testing.runner import check_plugin
 
     return int(check_plugin(name, kind))
 
@@ -107,7 +107,7 @@ def check(name: str, kind: str | None) -> int:
 )
 def new(name: str, kind: str, destination: Path) -> None:
     """Write a new plugin: a distribution with one component that works, and its tests."""
-    from arb_ternary.scaffold.generate import new_plugin
+    from arb_ternary_testing.scaffold.generate import new_plugin
 
     click.echo(new_plugin(name, kind, destination))
 

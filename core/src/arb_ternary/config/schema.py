@@ -13,9 +13,9 @@ from arb_ternary.config.describe import is_choice, is_literal, is_mapping, is_se
 from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.config.options import Rule
 from arb_ternary.config.plain import to_plain
-from arb_ternary.config.run import RunConfig
 from arb_ternary.config.structure import GIVEN, Registry, options_class
 from arb_ternary.errors import ArbError
+from arb_ternary_train.config import RunConfig
 
 __all__ = ["json_schema"]
 

@@ -12,10 +12,10 @@ from attrs import frozen
 from arb_ternary.config.describe import is_choice, is_sequence
 from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.config.plain import to_plain
-from arb_ternary.config.run import RunConfig
 from arb_ternary.config.structure import Registry, options_class
 from arb_ternary.config.yaml_document import dump_inline
 from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary_train.config import RunConfig
 
 __all__ = ["TEMPLATES", "Template", "starter_config"]
 

@@ -14,7 +14,7 @@ from arb_ternary.plugins.surface import OBSERVATION
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
-    from arb_ternary.run.context import RunContext
+    from arb_ternary_train.context import RunContext
 
 __all__ = ["RunObservers"]
 

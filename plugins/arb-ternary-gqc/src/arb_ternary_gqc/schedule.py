@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import frozen
 
 from arb_ternary.config.options import non_negative, option, positive
-from arb_ternary.run.schedules import scheduled_value
+from arb_ternary_train.schedules import scheduled_value
 
 __all__ = ["QuantitySchedule"]
 

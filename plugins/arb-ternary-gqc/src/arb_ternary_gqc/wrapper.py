@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.run.loop import takes_loss_signal
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
 from arb_ternary_gqc.gradients import Gradients, float_parameters, optimizers_in, ternary_modules_of
 from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
 from arb_ternary_gqc.ranks import Ranks
 from arb_ternary_gqc.schedule import QuantitySchedule
+from arb_ternary_train.loop import takes_loss_signal
 
 __all__ = ["OptimizerWrapper"]
 

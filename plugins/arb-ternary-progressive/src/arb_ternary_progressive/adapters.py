@@ -21,13 +21,13 @@ from attrs import asdict, frozen
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.block import Block
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.parts import FloatLinear
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize
 from arb_ternary_progressive.config import AdapterDtype
 from arb_ternary_progressive.precision import Linear, NVFP4Linear, StoredLinear, dense_linear, dense_weight
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.parts import FloatLinear
 
 __all__ = [
     "PROGRESSIVE",

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import attrs
 
 from arb_ternary.errors import UsageProblem, nearest
-from arb_ternary.models.decoder import Decoder
 from arb_ternary_progressive.adapters import PROGRESSIVE, STACK, AdapterSpec
 from arb_ternary_progressive.config import (
     PRECISIONS,
@@ -26,6 +25,7 @@ from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
 from arb_ternary_progressive.stack import GivenAdapter, Stack, chosen_adapter, seeded_birth, stack_adapter
 from arb_ternary_progressive.time_embedding import TimeEmbedding
+from arb_ternary_text.models.decoder import Decoder
 
 __all__ = ["ProgressiveRackBuilder"]
 

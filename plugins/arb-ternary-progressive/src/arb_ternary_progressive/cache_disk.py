@@ -23,9 +23,9 @@ from attrs import define
 from torch import Tensor
 
 from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary.run.directory import locked
 from arb_ternary_progressive.cache_store import CacheKey, require_room
 from arb_ternary_progressive.hidden_codec import CacheDtype
+from arb_ternary_train.directory import locked
 
 __all__ = ["DiskStore"]
 

@@ -22,7 +22,7 @@ from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import ConfigError, UsageProblem, nearest
 
 if TYPE_CHECKING:
-    from arb_ternary.models.config import DecoderConfig
+    from arb_ternary_text.models.config import DecoderConfig
 
 __all__ = [
     "PRECISIONS",
@@ -366,7 +366,7 @@ class StackWiseConfig:
         Raises:
             ValueError: options contradict each other.
         """
-        from arb_ternary.models.config import DecoderConfig
+        from arb_ternary_text.models.config import DecoderConfig
 
         model, progressive = self.model, self.training.progressive
         precision = progressive.new_stack_precision if default_precision is None else default_precision

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.data.protocol import MaskContext, MaskingStrategy
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
-from arb_ternary.run.seeding import derived_generator
+from arb_ternary.protocols.data import MaskContext, MaskingStrategy
 from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
 from arb_ternary_progressive.masking import HidingStrategy
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
 from arb_ternary_progressive.objectives import check_objective, objective_targets
 from arb_ternary_progressive.samples import Samples, as_samples, cache_keys
 from arb_ternary_progressive.time import depth_of
+from arb_ternary_train.seeding import derived_generator
 
 __all__ = ["ProgressiveDataLoader", "TrunkActivations"]
 

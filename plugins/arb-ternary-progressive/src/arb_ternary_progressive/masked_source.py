@@ -12,10 +12,10 @@ from attrs import frozen
 
 from arb_ternary.config.choice import DataChoice
 from arb_ternary.config.options import option
-from arb_ternary.data.protocol import DataSource, Tokenizer
-from arb_ternary.data.source import StreamSource
-from arb_ternary.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer
 from arb_ternary.errors import DataError
+from arb_ternary.protocols.data import DataSource, Tokenizer
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer
 
 __all__ = ["WithMaskTokenConfig", "build", "with_mask_token"]
 

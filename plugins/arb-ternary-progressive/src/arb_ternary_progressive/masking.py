@@ -13,8 +13,8 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.config.options import fraction, non_negative, option, optional
-from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
 from arb_ternary.errors import ConfigError, DataError
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_progressive.masks import corrupt, hidden_positions
 
 __all__ = ["HidingStrategy", "Replacement", "ReplacementOptions", "RowMasks", "refuse_excess"]

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from arb_ternary.config.options import fraction, option
-from arb_ternary.data.protocol import Batch, MaskContext
+from arb_ternary.protocols.data import Batch, MaskContext
 from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.time import exponential

@@ -12,9 +12,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.data.protocol import MaskedBatch
 from arb_ternary.errors import ConfigError, DataError, nearest
-from arb_ternary.run.evaluate import masked_loss
+from arb_ternary.protocols.data import MaskedBatch
+from arb_ternary_train.evaluate import masked_loss
 
 __all__ = ["IGNORED", "Objective", "ObjectiveTargets", "check_objective", "objective_loss", "objective_targets"]
 

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.data.protocol import Batch, MaskContext, MaskedBatch
-from arb_ternary.data.sampler import window_count
 from arb_ternary.errors import ConfigError
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.run.loop import TrainingLoop
-from arb_ternary.run.protocol import PhaseResult
-from arb_ternary.run.seeding import derived_generator
-from arb_ternary.run.standard import attend_to_step, refuse_two_rates
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
+from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
@@ -29,10 +24,15 @@ from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
+from arb_ternary_text.data.sampler import window_count
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.seeding import derived_generator
+from arb_ternary_train.standard import attend_to_step, refuse_two_rates
 
 if TYPE_CHECKING:
-    from arb_ternary.run.context import RunContext
-    from arb_ternary.run.options import LoopOptions
+    from arb_ternary_train.context import RunContext
+    from arb_ternary_train.options import LoopOptions
 
 __all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
 

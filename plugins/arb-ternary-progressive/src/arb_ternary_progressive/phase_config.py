@@ -9,11 +9,11 @@ import attrs
 from attrs import frozen
 
 from arb_ternary.config.options import non_negative, option, optional, positive
-from arb_ternary.run.options import LoopOptions
-from arb_ternary.run.precision import AmpName
-from arb_ternary.run.schedules import ScheduleName
 from arb_ternary_progressive.config import AdapterDtype, AdapterOptions, Pattern, Precision, ProgressiveConfig
 from arb_ternary_progressive.hidden_codec import CacheDtype
+from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.precision import AmpName
+from arb_ternary_train.schedules import ScheduleName
 
 __all__ = ["ProgressivePhaseConfig"]
 

@@ -17,15 +17,15 @@ from attrs import asdict, evolve, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from arb_ternary.data.protocol import MaskedBatch, MaskingStrategy
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.run.evaluate import masked_loss
+from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary.ternary.audit import audit, optimizer_state_bytes
 from arb_ternary.ternary.control import ternary_modules
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.time import step_of_time
+from arb_ternary_train.evaluate import masked_loss
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder

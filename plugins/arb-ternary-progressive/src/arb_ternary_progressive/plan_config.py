@@ -8,14 +8,9 @@ from typing import Any
 import attrs
 
 from arb_ternary.backends.select import request_backend, select, use_backend
-from arb_ternary.config.loading import load_config, read_document
-from arb_ternary.config.run import RunConfig
-from arb_ternary.data.protocol import DataSource
-from arb_ternary.data.sampler import window_count
+from arb_ternary.config.loading import read_document
 from arb_ternary.errors import ConfigError
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.run.build import build_model, configured_backend, require_protocol
-from arb_ternary.run.precision import autocast_for, resolve_device
+from arb_ternary.protocols.data import DataSource
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.hidden_codec import HiddenCodec
@@ -24,6 +19,12 @@ from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
+from arb_ternary_text.data.sampler import window_count
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.build import build_model, configured_backend, require_protocol
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.precision import autocast_for, resolve_device
 
 __all__ = ["plan_file", "plan_python", "plan_run"]
 

@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from arb_ternary.models.block import Block
-from arb_ternary.models.config import DecoderConfig, FloatPart
-from arb_ternary.models.parts import FloatLinear, rounded_to_int8
-from arb_ternary.models.rms_norm import RMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.config import Precision
 from arb_ternary_progressive.nvfp4 import Packed, pack_nvfp4, unpack_nvfp4
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.config import DecoderConfig, FloatPart
+from arb_ternary_text.models.parts import FloatLinear, rounded_to_int8
+from arb_ternary_text.models.rms_norm import RMSNorm
 
 __all__ = [
     "Base",

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.models.cache import KeyValueCache
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.decoder import Decoder
 from arb_ternary.ternary.control import SEED, STREAM, ternary_modules
 from arb_ternary.ternary.hashing import stream_id
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import Precision
 from arb_ternary_progressive.precision import Base
 from arb_ternary_progressive.stack import Stack, seeded_birth
+from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 
 __all__ = ["Rack", "Stacks"]
 

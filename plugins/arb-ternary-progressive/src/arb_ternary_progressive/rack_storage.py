@@ -14,9 +14,9 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import CheckpointError
-from arb_ternary.run.checkpoint_format import tensor_digest, write_tensors
-from arb_ternary.run.init_from import load_state
 from arb_ternary_progressive.rack import Rack
+from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
+from arb_ternary_train.init_from import load_state
 
 __all__ = ["StoredRack", "load_into", "read_rack", "write_rack"]
 

@@ -13,8 +13,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from arb_ternary.data.protocol import Batch
 from arb_ternary.errors import DataError, nearest
+from arb_ternary.protocols.data import Batch
 
 __all__ = ["Samples", "as_samples", "cache_keys", "content_ids"]
 

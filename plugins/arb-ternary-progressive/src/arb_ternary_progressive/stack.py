@@ -11,10 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
-from arb_ternary.models.attention import Positions, make_positions
-from arb_ternary.models.block import Block
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.run.seeding import derive_seed
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import (
     STACK,
@@ -28,6 +24,10 @@ from arb_ternary_progressive.config import PRECISIONS, Precision, ProgressiveCon
 from arb_ternary_progressive.freezing import set_learning
 from arb_ternary_progressive.patterns import stack_rank_and_alpha
 from arb_ternary_progressive.precision import Base, NVFP4Linear, is_frozen, make_block, store_block, widen_block
+from arb_ternary_text.models.attention import Positions, make_positions
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_train.seeding import derive_seed
 
 __all__ = [
     "GivenAdapter",

@@ -12,8 +12,8 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, UsageProblem, nearest
-from arb_ternary.models.config import DecoderConfig
-from arb_ternary.models.parts import FloatLinear, make_embedding, make_linear
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.parts import FloatLinear, make_embedding, make_linear
 
 __all__ = ["TimeEmbedding", "TimeEncoding", "sinusoid"]
 

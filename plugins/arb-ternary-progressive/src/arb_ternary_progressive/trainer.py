@@ -17,15 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ArbError, CheckpointError, UsageProblem
-from arb_ternary.optim.adamw import AdamWConfig
-from arb_ternary.optim.adamw import build as build_adamw
+from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import Trainable, as_outcome, collect_trainable
-from arb_ternary.optim.scaled_votes import ScaledVotesConfig
-from arb_ternary.optim.scaled_votes import build as build_scaled_votes
-from arb_ternary.optim.split import JoinedOptimizer
-from arb_ternary.run.checkpoint import Checkpoint, CheckpointStore
-from arb_ternary.run.init_from import load_state
-from arb_ternary.run.seeding import derive_seed
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.dataloader import ProgressiveDataLoader
 from arb_ternary_progressive.growth import Stage, release, trunk_stream
@@ -33,6 +26,13 @@ from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
 from arb_ternary_progressive.objectives import objective_loss
 from arb_ternary_progressive.trunk import TrunkStream
+from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
+from arb_ternary_train.init_from import load_state
+from arb_ternary_train.optim.adamw import AdamWConfig
+from arb_ternary_train.optim.adamw import build as build_adamw
+from arb_ternary_train.seeding import derive_seed
+from arb_ternary_votes.scaled_votes import ScaledVotesConfig
+from arb_ternary_votes.scaled_votes import build as build_scaled_votes
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.models.generate import next_token_probabilities
 from arb_ternary_progressive.time import discrete_time
+from arb_ternary_text.models.generate import next_token_probabilities
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack

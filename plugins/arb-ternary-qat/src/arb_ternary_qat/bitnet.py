@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.models.decoder import Decoder
-from arb_ternary.models.parts import FloatLinear
 from arb_ternary_qat.config import BitnetConfig
 from arb_ternary_qat.linears import replace_linears
 from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.parts import FloatLinear
 
 __all__ = ["BitLinear", "BitnetDecoder", "absmean_ternary", "build"]
 

@@ -9,7 +9,7 @@ from attrs import frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt
 
 from arb_ternary.config.options import non_negative, option, optional
-from arb_ternary.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
+from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
 __all__ = ["BitnetAdamWConfig", "BitnetConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from arb_ternary.models.parts import FloatLinear
+from arb_ternary_text.models.parts import FloatLinear
 
 __all__ = ["replace_linears"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from arb_ternary.run.quality.protocol import Recipe, rate_for
+from arb_ternary_bench.quality.protocol import Recipe, rate_for
 
 __all__ = ["bitnet", "bitnet_two_stage", "bop", "dqt_int8", "dqt_ternary"]
 

@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import frozen
 
 from arb_ternary.config.options import non_negative, option
-from arb_ternary.optim.sign_votes import SignVotesConfig
+from arb_ternary_votes.sign_votes import SignVotesConfig
 
 __all__ = ["SignGSDConfig"]
 

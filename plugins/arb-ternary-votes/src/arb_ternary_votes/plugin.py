@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import OptimizerSpec, RecipeSpec
+from arb_ternary.specs import OptimizerSpec
 
 ARB_API_VERSION = (1, 1)
 
@@ -14,21 +14,24 @@ ARB_API_VERSION = (1, 1)
 def arb_register_optimizers() -> Sequence[OptimizerSpec]:
     return (
         OptimizerSpec(
+            name="scaled_votes",
+            target="arb_ternary_votes.scaled_votes:build",
+            config="arb_ternary_votes.scaled_votes:ScaledVotesConfig",
+            accepts=frozenset({"ternary"}),
+            summary="votes as large as the gradient, rounded stochastically; the default",
+        ),
+        OptimizerSpec(
+            name="sign_votes",
+            target="arb_ternary_votes.sign_votes:build",
+            config="arb_ternary_votes.sign_votes:SignVotesConfig",
+            accepts=frozenset({"ternary"}),
+            summary="votes in 8-bit accumulators; a full accumulator flips a trit",
+        ),
+        OptimizerSpec(
             name="momentum_votes",
             target="arb_ternary_votes.momentum_votes:build",
             config="arb_ternary_votes.config:MomentumVotesConfig",
             summary="the accumulator is the momentum: flips past a threshold that keeps their number on a schedule",
             accepts=frozenset({"ternary"}),
-        ),
-    )
-
-
-@hookimpl
-def arb_register_recipes() -> Sequence[RecipeSpec]:
-    return (
-        RecipeSpec(
-            name="momentum_votes",
-            target="arb_ternary_votes.recipes:momentum_votes",
-            summary="accumulators as momentum, flips on a schedule",
         ),
     )

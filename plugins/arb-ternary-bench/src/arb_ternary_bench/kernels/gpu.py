@@ -1,0 +1,170 @@
+"""The bench on a GPU: whether there is one, what it is, how calls are timed on it, and small calls as one graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from attrs import define, evolve, field
+
+from arb_ternary.backends.reference_probe import probe
+from arb_ternary.errors import EnvironmentProblem, UsageProblem
+from arb_ternary_bench.kernels.cache import Cache
+from arb_ternary_bench.kernels.cells import Cell, Contender
+from arb_ternary_bench.kernels.timing import Variant
+
+__all__ = [
+    "SPACING",
+    "EventClock",
+    "as_graph",
+    "check_device",
+    "gpu_clock",
+    "gpu_facts",
+    "on_device",
+    "second_level_cache",
+    "small",
+]
+
+#: Cycles that the GPU idles before a call, about half a millisecond: meanwhile the call is queued, so that what is
+#: timed is the GPU's work and not the time that Python takes to ask for it.
+_HEAD_START: Final = 1_000_000
+#: Seconds that the head start, emptying the cache and waiting take for every call, about.
+SPACING: Final = 1e-3
+#: Weights of a layer whose calls are made one graph: of the time of such calls Python takes the larger part.
+_SMALL: Final = 2048 * 2048
+#: Second-level caches that a flush writes.
+_BEYOND: Final = 2
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is none or is not there.
+
+    Raises:
+        UsageProblem: it is neither ``cpu`` nor ``cuda`` nor ``cuda:N``.
+        EnvironmentProblem: there is no such GPU.
+    """
+    if device == "cpu":
+        return
+    if re.fullmatch(r"cuda(:\d+)?", device) is None:
+        raise UsageProblem(f"--device: {device!r} is not a device of this bench", "cpu, cuda or cuda:N")
+    found = probe(device)
+    reason = None if found.usable else found.reason
+    if reason is None and not torch.cuda.is_available():
+        reason = "torch cannot use the GPU that the system shows"
+    if reason is None:
+        index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+        reason = None if index < count else f"there {'is' if count == 1 else 'are'} only {count}"
+    if reason is not None:
+        raise EnvironmentProblem(
+            f"--device {device}: {reason}",
+            "run it on a machine with a GPU and a build of torch for it; `arb doctor` shows what is here, and "
+            "`arb backends list --device cuda` what every backend needs",
+        )
+
+
+def on_device(device: str) -> AbstractContextManager[object]:
+    """torch's current GPU, within a block."""
+    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
+
+
+def gpu_facts(device: str) -> dict[str, Any] | None:
+    """For the record: the GPU's name, size and software; None on the processor."""
+    if device == "cpu":
+        return None
+    facts = torch.cuda.get_device_properties(device)
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "memory_bytes": facts.total_memory,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+
+
+def second_level_cache(device: str) -> Cache:
+    """Bytes of the GPU's last cache before its memory."""
+    return Cache(int(torch.cuda.get_device_properties(device).L2_cache_size), "the driver")
+
+
+@define
+class EventClock:
+    """Times a call on the GPU between two events.
+
+    Attributes:
+        event: makes one: ``record()``, ``synchronize()``, ``elapsed_time(other)`` in milliseconds.
+        head_start: queues something for the GPU to do, so that it does not wait for the call.
+        flush: queues what empties the cache; None leaves it as the last call did.
+    """
+
+    event: Callable[[], Any]
+    head_start: Callable[[], object]
+    flush: Callable[[], object] | None = field(default=None)
+
+    def __call__(self, variant: Variant, i: int) -> float:
+        if self.flush is not None:
+            self.flush()
+        self.head_start()
+        start, end = self.event(), self.event()
+        start.record()
+        variant.call(i)
+        end.record()
+        end.synchronize()
+        return 1e-3 * float(start.elapsed_time(end))
+
+
+def gpu_clock(device: str, *, cold: bool, cache_bytes: int) -> EventClock:
+    """The clock of a cell; ``cold`` overwrites more than the cache before every call."""
+    flush = None
+    if cold:
+        flush = torch.empty(_BEYOND * cache_bytes, dtype=torch.uint8, device=device).zero_
+    sleep: Any = torch.cuda._sleep
+    event: Any = torch.cuda.Event
+    return EventClock(lambda: event(enable_timing=True), lambda: sleep(_HEAD_START), flush)
+
+
+def small(cell: Cell) -> bool:
+    """Whether the calls of a cell are made graphs."""
+    return cell.weights <= _SMALL
+
+
+def as_graph(
+    contender: Contender, capture: Callable[[Callable[[], object]], Callable[[], object]] | None = None
+) -> Contender:
+    """The contender with each of its calls as one graph; itself, with a note, where that cannot be.
+
+    Args:
+        contender: already checked.
+        capture: makes a graph of a call and returns what runs it; torch's if not given.
+    """
+    variant = contender.variant
+    if variant.reports_seconds:
+        return contender
+    record = _capture if capture is None else capture
+    try:
+        graphs = [record(lambda i=i: variant.call(i)) for i in range(variant.copies)]  # type: ignore[misc]
+    except Exception as error:  # a call may refuse in any way: an optimizer asserts
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return _noted(contender, variant, f"not as a graph: {lines[0]}")
+    return _noted(contender, evolve(variant, call=lambda i: graphs[i]()), "as a graph")
+
+
+def _noted(contender: Contender, variant: Variant, note: str) -> Contender:
+    return evolve(contender, variant=variant, note=f"{contender.note}; {note}" if contender.note else note)
+
+
+def _capture(call: Callable[[], object]) -> Callable[[], object]:
+    stream: Any = torch.cuda.Stream
+    beside = stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):  # what is compiled, measured or allocated once is so before
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

@@ -1,0 +1,165 @@
+"""Other people's kernels to compare with: a small registry, nothing of which is installed with this package.
+
+A peer is asked whether it can take part, prepares a weight in its own layout, and multiplies. Its time is what its
+users pay: activations come as float32 where the library takes them so and makes them int8 itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, poisoned
+from arb_ternary_bench.kernels.operands import Operands
+from arb_ternary_bench.kernels.peer_bitblas import BitblasPeer
+from arb_ternary_bench.kernels.peer_gemlite import GemlitePeer
+from arb_ternary_bench.kernels.peer_ggml import GgmlPeer
+from arb_ternary_bench.kernels.peer_litespark import LitesparkPeer
+from arb_ternary_bench.kernels.peer_product import PeerProduct
+from arb_ternary_bench.kernels.timing import Variant
+
+__all__ = ["GPU_PEERS", "PEERS", "Peer", "PeerListing", "choose_peers", "list_peers", "peer_contender"]
+
+#: Largest error of a peer, in root mean squares of the result. Rounding Gaussian rows to int8 leaves errors of 0.9 %,
+#: and the largest of millions is six times as large.
+_TOLERANCE: Final = 0.1
+
+
+class Peer(Protocol):
+    """A library's ternary (or comparable) matrix product.
+
+    Attributes:
+        name: what ``--peers`` calls it.
+        summary: what it is and what its time includes.
+        install: the command that installs it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def install(self) -> str: ...
+
+    def available(self) -> str | None:
+        """None where it can be used, else the reason why not. Does not load it."""
+
+    def serves(self, cell: Cell) -> str | None:
+        """None where it can multiply these sizes, else the reason why not."""
+
+    def prepare(self, cell: Cell, operands: Operands) -> PeerProduct:
+        """The weight in the peer's layout, as many copies as the cell needs."""
+
+
+#: All peers on the processor, in the order of listings.
+PEERS: Final[tuple[Peer, ...]] = (
+    GgmlPeer("TQ2_0", 35, "2.0625 bits a weight"),
+    GgmlPeer("TQ1_0", 34, "1.6875 bits a weight"),
+    LitesparkPeer(),
+)
+#: All peers on a GPU.
+GPU_PEERS: Final[tuple[Peer, ...]] = (GemlitePeer(), BitblasPeer())
+
+
+@frozen
+class PeerListing:
+    """A peer in a result: whether it took part, the reason if it did not, and how to install it."""
+
+    name: str
+    summary: str
+    available: bool
+    reason: str
+    install: str
+
+
+def peers_on(device: str) -> tuple[Peer, ...]:
+    """All peers of a kind of device."""
+    return PEERS if device == "cpu" else GPU_PEERS
+
+
+def choose_peers(request: str, device: str = "cpu") -> tuple[Peer, ...]:
+    """The peers that ``auto``, ``none`` or names with commas ask for; ``auto`` takes those that are available.
+
+    Raises:
+        UsageProblem: a name is unknown, or names a peer that cannot be used.
+    """
+    known = {peer.name.lower(): peer for peer in peers_on(device)}
+    names = [part.strip().lower() for part in request.split(",") if part.strip()]
+    if names in ([], ["none"]):
+        return ()
+    if names == ["auto"]:
+        return tuple(peer for peer in known.values() if peer.available() is None)
+    chosen = []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            close = nearest(name, known)
+            raise UsageProblem(
+                f"--peers: there is no peer {name!r}",
+                (f"did you mean {close!r}? " if close else "") + f"peers: {', '.join(known)}; or auto, none",
+            )
+        reason = known[name].available()
+        if reason is not None:
+            raise UsageProblem(f"--peers: {name!r} cannot be used: {reason}", known[name].install)
+        chosen.append(known[name])
+    return tuple(chosen)
+
+
+def list_peers(device: str = "cpu") -> list[PeerListing]:
+    """Every peer, with the reason why it is not there and the command that brings it."""
+    listed = []
+    for peer in peers_on(device):
+        reason = peer.available()
+        listed.append(PeerListing(peer.name, peer.summary, reason is None, reason or "", peer.install))
+    return listed
+
+
+def peer_contender(peer: Peer, cell: Cell, operands: Operands) -> Contender:
+    """The peer as a contender of a cell of the op ``linear``."""
+    product = peer.prepare(cell, operands)
+    return Contender(
+        variant=Variant(
+            name=peer.name,
+            call=product.run,
+            copies=product.copies,
+            nbytes=product.weight_bytes + operands.x.nbytes + 4 * cell.rows * cell.out_features,
+            operations=cell.product_operations,
+            rotated_bytes=product.weight_bytes,
+        ),
+        role="peer",
+        name=peer.name,
+        check=_check(peer, product, cell, operands),
+        checked="within tolerance",
+        note=peer.summary,
+    )
+
+
+def _check(peer: Peer, product: PeerProduct, cell: Cell, operands: Operands) -> Callable[[], None]:
+    def check() -> None:
+        got = checked_output(product, cell)
+        check_close(f"{cell.title}: {peer.name}", got, unit_product(operands), _TOLERANCE)
+
+    return check
+
+
+def checked_output(product: PeerProduct, cell: Cell) -> Tensor:
+    """The output ``[M, N]`` of the last copy, whose memory held NaN before."""
+    if product.output is not None:
+        product.output.fill(float("nan"))
+        product.run(product.copies - 1)
+        return torch.from_numpy(product.output).clone()
+    with poisoned(device=cell.device):
+        found: Tensor = product.run(product.copies - 1)
+    y = found.to(torch.float32)
+    return y if product.scale is None else y * product.scale.unsqueeze(1)
+
+
+def unit_product(operands: Operands) -> Tensor:
+    """``x @ T.T``: peers have one scale a row or a matrix, so they multiply trits without exponents."""
+    return operands.x @ operands.trits.to(torch.float32).t()

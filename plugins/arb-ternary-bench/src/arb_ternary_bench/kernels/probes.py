@@ -1,0 +1,138 @@
+"""What the machine can do: the rate at which memory is read, and the peak of the int8 units, measured in the same run.
+
+A backend may bring probes of its own, as optional attributes beside ``kernels``; they are kernels that do nothing else,
+so that what they reach is the machine's limit and not a library's:
+
+``probe_read(buffer) -> int``
+    Read every byte of a contiguous uint8 tensor, whose size is a multiple of 8, once, with as many threads as
+    ``torch.get_num_threads()`` says, and return the sum of its 64-bit words modulo 2**64, as a number of either sign.
+    The sum is checked.
+
+``probe_int8_peak(seconds) -> float``
+    Multiply and add int8 in registers alone, with as many threads, for about ``seconds``, and return operations a
+    second over all threads; a multiplication and an addition are two.
+
+Without them the read rate is the best of several reductions of torch and numpy, and the int8 peak that of torch's int8
+matrix product on matrices that stay in the cache. Such a peak is not one: a kernel can exceed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from arb_ternary.backends.protocol import KernelBackend
+from arb_ternary.backends.select import get_backend
+from arb_ternary.errors import ComponentError
+from arb_ternary_bench.kernels.timing import Variant, measure
+
+__all__ = ["PeakProbe", "Probe", "ReadProbe", "peak_probe", "read_probe"]
+
+#: The read probe's buffer in sizes of the last-level cache.
+_BUFFER_CACHES: Final = 4
+_LEAST_BUFFER: Final = 64 << 20
+#: Edge of the matrices of the stand-in for a peak: 3 MiB of int8 and int32 together, in every last-level cache.
+_PEAK_EDGE: Final = 768
+#: Seconds of one sample of a backend's peak probe.
+_PEAK_SECONDS: Final = 2e-3
+
+
+@runtime_checkable
+class ReadProbe(Protocol):
+    """A backend that measures how fast memory is read."""
+
+    def probe_read(self, buffer: Tensor) -> int: ...
+
+
+@runtime_checkable
+class PeakProbe(Protocol):
+    """A backend that measures the peak of the int8 units."""
+
+    def probe_int8_peak(self, seconds: float) -> float: ...
+
+
+@frozen
+class Probe:
+    """A variant to be interleaved with kernels, and how it measures. Rates are its ``nbytes`` or ``operations``."""
+
+    variant: Variant
+    how: str
+
+
+def read_probe(backends: Sequence[str], cache_bytes: int, seconds: float = 0.05) -> Probe:
+    """The fastest way there is to read a buffer that no cache holds.
+
+    Args:
+        backends: asked for a probe of their own.
+        cache_bytes: of the last-level cache.
+        seconds: for which each way is tried.
+
+    Raises:
+        ComponentError: a backend's probe returns a wrong sum.
+    """
+    words = max(_LEAST_BUFFER, _BUFFER_CACHES * cache_bytes) // 8
+    buffer = torch.randint(-(2**62), 2**62, (words,), dtype=torch.int64)
+    ways: dict[str, Callable[[int], Any]] = {}
+    raw = buffer.view(torch.uint8)
+    for name, backend in _offering(backends, ReadProbe):
+        _check_sum(name, int(backend.probe_read(raw)), int(buffer.sum()))
+        ways[f"probe_read of backend {name}"] = partial(_read, backend, raw)
+    singles = buffer.view(torch.int32)
+    array = buffer.numpy()
+    ways |= {
+        "torch.sum of int64": lambda _: torch.sum(buffer),
+        "torch.amax of int64": lambda _: torch.amax(buffer),
+        "torch.amax of int32": lambda _: torch.amax(singles),
+        "numpy.bitwise_xor.reduce of int64": lambda _: np.bitwise_xor.reduce(array),
+    }
+    timings = measure([Variant(name=name, call=call) for name, call in ways.items()], seconds)
+    best = min(timings, key=lambda name: timings[name].least)
+    variant = Variant(name="read bandwidth", call=ways[best], nbytes=raw.numel(), rotated_bytes=raw.numel())
+    return Probe(variant, f"{best}, {raw.numel() >> 20} MiB")
+
+
+def _read(backend: ReadProbe, buffer: Tensor, _copy: int) -> int:
+    return backend.probe_read(buffer)
+
+
+def _seconds_an_operation(backend: PeakProbe, _copy: int) -> float:
+    return 1.0 / backend.probe_int8_peak(_PEAK_SECONDS)
+
+
+def _check_sum(name: str, got: int, wanted: int) -> None:
+    if (got - wanted) % 2**64:
+        raise ComponentError(
+            f"backend {name!r}: probe_read returns {got} for a buffer whose words sum to {wanted}",
+            "a probe that does not read everything would make the machine look faster than it is",
+        )
+
+
+def peak_probe(backends: Sequence[str]) -> Probe:
+    """The int8 peak by a backend's own probe, the first that has one, or by torch's matrix product."""
+    for name, backend in _offering(backends, PeakProbe):
+        # A probe reports a rate; as a time of one operation it is interleaved and summarised like all others.
+        return Probe(
+            Variant(
+                name="int8 peak",
+                call=partial(_seconds_an_operation, backend),
+                reports_seconds=True,
+                operations=1,
+            ),
+            f"probe_int8_peak of backend {name}, registers only",
+        )
+    edge = _PEAK_EDGE
+    left = torch.randint(-127, 128, (edge, edge), dtype=torch.int8)
+    right = torch.randint(-127, 128, (edge, edge), dtype=torch.int8).t()
+    variant = Variant(name="int8 peak", call=lambda _: torch._int_mm(left, right), operations=2 * edge**3)
+    return Probe(variant, f"torch._int_mm of {edge} x {edge} matrices in the cache: no peak of the units themselves")
+
+
+def _offering(backends: Sequence[str], protocol: Any) -> list[tuple[str, Any]]:
+    built: list[tuple[str, KernelBackend]] = [(name, get_backend(name)) for name in backends]
+    return [(name, cast("Any", backend)) for name, backend in built if isinstance(backend, protocol)]

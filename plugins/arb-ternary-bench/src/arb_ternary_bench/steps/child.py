@@ -1,0 +1,70 @@
+"""One way of training in a process of its own, so that its peak memory is its own.
+
+``python -m arb_ternary_bench.steps.child '{"name": ..., "shape": {...}, "threads": 1}'`` takes a few steps and
+prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, Final
+
+from attrs import asdict
+
+from arb_ternary.environment import for_child
+from arb_ternary.errors import ArbError
+from arb_ternary_bench.steps.trainees import StepShape
+
+__all__ = ["measure_memory"]
+
+#: Enough for every buffer that a step allocates to exist, and for allocators to have settled.
+_STEPS: Final = 3
+
+
+def measure_memory(name: str, shape: StepShape, threads: int) -> dict[str, int]:
+    """``peak_bytes`` of a process that trains alone, and ``base_bytes``: what it held after a step of a tiny model.
+
+    Raises:
+        ArbError: the process failed.
+    """
+    request = json.dumps({"name": name, "shape": asdict(shape), "threads": threads})
+    done = subprocess.run(
+        [sys.executable, "-m", "arb_ternary_bench.steps.child", request],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=for_child(OMP_NUM_THREADS=str(threads)),
+    )
+    if done.returncode:
+        raise ArbError(
+            f"{name}: the process that measures its memory ended with {done.returncode}",
+            "\n".join(done.stderr.splitlines()[-12:]),
+        )
+    memory: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return memory
+
+
+def main(request: str) -> dict[str, Any]:
+    """Train and say what it took."""
+    import torch
+    from attrs import evolve
+
+    from arb_ternary_bench.steps.resident import peak_bytes, resident_bytes
+    from arb_ternary_bench.steps.trainees import build_trainee
+
+    asked = json.loads(request)
+    torch.set_num_threads(asked["threads"])
+    shape = StepShape(**asked["shape"])
+    # What libraries load and allocate on their first use is no part of the model.
+    build_trainee(asked["name"], evolve(shape, out_features=64, in_features=64, rows=8)).step()
+    base = resident_bytes()
+    trainee = build_trainee(asked["name"], shape)
+    for _ in range(_STEPS):
+        trainee.step()
+    return {"base_bytes": base, "peak_bytes": peak_bytes()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

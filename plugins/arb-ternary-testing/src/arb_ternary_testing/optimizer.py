@@ -1,0 +1,315 @@
+"""The suite of an optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.optim.update import ternary_update
+from arb_ternary.plugins.manager import manager
+from arb_ternary.specs import OptimizerSpec
+from arb_ternary.ternary.audit import audit
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.stored import stored_modules
+from arb_ternary_testing.component import ComponentCase
+from arb_ternary_train.loop import takes_loss_signal
+from arb_ternary_train.schedules import scheduled_groups
+
+__all__ = ["OptimizerSuite"]
+
+#: Input features of the suite's models.
+_FEATURES = 64
+
+
+def _float_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def _ternary_model() -> nn.Module:
+    return nn.Sequential(TernaryLinear(_FEATURES, 4, group_size=32, activations="float"))
+
+
+def _mixed_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(_FEATURES, 32), TernaryLinear(32, 16, group_size=32, activations="float"), nn.Linear(16, 4)
+    )
+
+
+_MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "float": _float_model,
+    "ternary": _ternary_model,
+    "mixed": _mixed_model,
+}
+
+
+class OptimizerSuite(ComponentCase):
+    """Everything that an optimizer has to do, of float parameters, of ternary modules or of both.
+
+    A wrapper is looked at through its attribute ``inner``: the groups that hold what it trains may be that one's.
+
+    Subclass it and set ``component`` to the registered name (or override :meth:`make_optimizer` and set ``parts``).
+
+    Attributes:
+        parts: the models to try it on, among "float", "ternary" and "mixed"; by default what its spec accepts.
+        draws: most micro-batches that it takes for one step; more than 1 for a wrapper that defers.
+        learning_steps: steps after which a small regression has to have a loss lower by ``learning_share``.
+    """
+
+    kind: ClassVar[str] = "optimizer"
+    parts: ClassVar[tuple[str, ...]] = ()
+    draws: ClassVar[int] = 1
+    learning_steps: ClassVar[int] = 250
+    learning_share: ClassVar[float] = 0.1
+
+    def make_optimizer(self, trainable: Trainable) -> Optimizer:
+        """The optimizer under test; a fresh one a call."""
+        optimizer: Optimizer = self.build(trainable)
+        return optimizer
+
+    def make_model(self, part: str) -> nn.Module:
+        """A model ``[..., 64] -> [..., 4]`` of the kind ``part``; an optimizer of a kind of its own makes its own."""
+        return _MODELS[part]()
+
+    @classmethod
+    def accepted_parts(cls) -> tuple[str, ...]:
+        """The models that the optimizer is tried on."""
+        if cls.parts:
+            return cls.parts
+        # The kit has no module with integer weights of another format: see `make_model`.
+        spec = manager().registry.get("optimizer", cls.component).spec
+        assert isinstance(spec, OptimizerSpec)
+        accepts = spec.accepts - {"stored"}
+        return ("mixed",) if len(accepts) == 2 else tuple(accepts)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One run of each test for each model."""
+        if "part" in metafunc.fixturenames:
+            metafunc.parametrize("part", self.accepted_parts())
+
+    # --- running it -----------------------------------------------------------------------------------------------
+
+    def _start(self, part: str, seed: int = 0) -> tuple[nn.Module, Optimizer]:
+        torch.manual_seed(seed)
+        model = self.make_model(part)
+        return model, self.make_optimizer(collect_trainable(model))
+
+    def _teacher(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(77)
+        x = torch.randn(64, _FEATURES, generator=generator)
+        weight = torch.randint(-1, 2, (4, _FEATURES), generator=generator).float() / 8
+        return x, x @ weight.t()
+
+    def _loss(self, model: nn.Module, step: int | None = None) -> Tensor:
+        """Mean squared error on all rows, or on the sixteen of one micro-batch."""
+        x, y = self._teacher()
+        if step is not None:
+            rows = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16]
+            x, y = x[rows], y[rows]
+        loss: Tensor = (model(x) - y).square().mean()
+        return loss
+
+    def _advance(self, model: nn.Module, optimizer: Optimizer, start: int, stop: int) -> list[StepOutcome]:
+        """Micro-batches ``start`` to ``stop - 1``, as the training loop takes them."""
+        outcomes = []
+        for step in range(start, stop):
+            loss = self._loss(model, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            outcomes.append(self._step(optimizer, float(loss.detach())))
+            if outcomes[-1].stepped:
+                optimizer.zero_grad()
+        return outcomes
+
+    def _step(self, optimizer: Optimizer, loss: float = 1.0) -> StepOutcome:
+        """Step with the loss of the micro-batch, if the optimizer wants to know it."""
+        signals = {"loss_signal": loss} if takes_loss_signal(optimizer) else {}
+        return as_outcome(optimizer.step(**signals), optimizer)  # type: ignore[call-overload]
+
+    # --- the object -----------------------------------------------------------------------------------------------
+
+    def test_it_is_a_torch_optimizer_whose_groups_a_schedule_can_drive(self, part: str) -> None:
+        _, optimizer = self._start(part)
+        assert isinstance(optimizer, Optimizer)
+        for group in scheduled_groups(optimizer):
+            assert group["kind"] in ("float", "ternary")
+            assert group["lr"] > 0
+        before = [group["lr"] for group in optimizer.param_groups]
+        assert before
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        self._step(optimizer)
+        schedule.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5 * lr for lr in before]
+
+    def test_every_trainable_part_is_in_exactly_one_group(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        trainable = collect_trainable(model)
+        grouped = {
+            kind: [id(p) for group in scheduled_groups(optimizer) if group["kind"] == kind for p in group["params"]]
+            for kind in ("float", "ternary")
+        }
+        assert sorted(grouped["float"]) == sorted(id(p) for p in trainable.floats.values())
+        modules = len(trainable.ternary) + len(trainable.stored)
+        assert len(grouped["ternary"]) == len(set(grouped["ternary"])) == modules
+
+    # --- learning -------------------------------------------------------------------------------------------------
+
+    def test_the_loss_of_a_regression_falls(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        before = float(self._loss(model).detach())
+        self._advance(model, optimizer, 0, self.learning_steps)
+        model.zero_grad()
+        after = float(self._loss(model).detach())
+        assert after < before * (1 - self.learning_share), f"the loss went from {before:.4g} to {after:.4g}"
+
+    def test_a_step_is_taken_within_the_declared_number_of_micro_batches(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        outcomes = self._advance(model, optimizer, 0, 3 * self.draws)
+        assert sum(outcome.stepped for outcome in outcomes) >= 3
+        assert not any(outcome.skipped for outcome in outcomes)
+
+    def test_without_a_step_no_weight_changes(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        for step in range(4 * self.draws):
+            before = _weights(model)
+            self._loss(model, step).backward()  # type: ignore[no-untyped-call]
+            _assert_equal(_weights(model), before)
+            if self._step(optimizer).stepped:
+                optimizer.zero_grad()
+            else:
+                _assert_equal(_weights(model), before)
+
+    def test_the_reported_flips_are_the_trits_that_changed(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        modules = _codes(model)
+        total = 0
+        for step in range(self.learning_steps * self.draws):
+            before = [codes().clone() for codes in modules]
+            (outcome,) = self._advance(model, optimizer, step, step + 1)
+            changed = sum(int((codes() != old).sum()) for codes, old in zip(modules, before, strict=True))
+            assert outcome.flips == changed
+            total += changed
+            if total and step >= 60 * self.draws:
+                break
+        assert total > 0 or not modules, "no trit ever flipped"
+
+    def test_with_a_rate_of_zero_nothing_learns(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        for group in scheduled_groups(optimizer):
+            group["lr"] = 0.0
+        before = _weights(model)
+        self._advance(model, optimizer, 0, 40 * self.draws)
+        _assert_equal(_weights(model), before)
+
+    def test_what_no_loss_has_reached_does_not_learn(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        before = _weights(model)
+        for _ in range(3 * self.draws):
+            self._step(optimizer)
+        _assert_equal(_weights(model), before)
+
+    def test_zero_grad_clears_gradients_and_statistics(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        while True:
+            self._loss(model, 0).backward()  # type: ignore[no-untyped-call]
+            if self._step(optimizer).stepped:
+                break
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            assert parameter.grad is None or not parameter.grad.any()
+        for module in model.modules():
+            if isinstance(module, TernaryModule):
+                assert not module.stats.any()
+
+    def test_a_pure_model_stays_pure(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        before = audit(model)
+        self._advance(model, optimizer, 0, 5 * self.draws)
+        after = audit(model)
+        assert (after.pure, after.float_parameters, after.float_buffers) == (
+            before.pure,
+            before.float_parameters,
+            before.float_buffers,
+        )
+
+    def test_a_loss_that_is_not_finite_leaves_every_buffer_as_it_is(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        if not isinstance(optimizer, TernaryOptimizer):
+            pytest.skip("not an optimizer of ternary modules alone")
+        self._advance(model, optimizer, 0, 3 * self.draws)
+        before = copy.deepcopy(model.state_dict())
+        outcome = ternary_update(model, optimizer, self._loss(model, 4) * float("nan"))
+        assert outcome.skipped
+        assert not outcome.stepped
+        _assert_equal(model.state_dict(), before)
+
+    # --- reproducing ----------------------------------------------------------------------------------------------
+
+    def test_two_runs_end_with_the_same_bits(self, part: str) -> None:
+        ends = []
+        for _ in range(2):
+            model, optimizer = self._start(part)
+            self._advance(model, optimizer, 0, 12)
+            ends.append(model.state_dict())
+        _assert_equal(*ends)
+
+    @pytest.mark.parametrize("stop", [0, 1, 5, 38])
+    def test_a_restored_run_ends_with_the_bits_of_one_that_was_not_interrupted(self, part: str, stop: int) -> None:
+        model, optimizer = self._start(part)
+        self._advance(model, optimizer, 0, stop)
+        weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        self._advance(model, optimizer, stop, stop + 40)
+
+        resumed, other = self._start(part, seed=99)
+        resumed.load_state_dict(weights)
+        other.load_state_dict(state)
+        for name, parameter in resumed.named_parameters():
+            parameter.grad = gradients.get(name)
+        self._advance(resumed, other, stop, stop + 40)
+        _assert_equal(resumed.state_dict(), model.state_dict())
+
+    def test_its_state_is_plain(self, part: str) -> None:
+        model, optimizer = self._start(part)
+        self._advance(model, optimizer, 0, 3)
+        _assert_plain(optimizer.state_dict(), "state_dict")
+
+
+def _codes(model: nn.Module) -> list[Callable[[], Tensor]]:
+    """What gives the integer weights of each module that has them."""
+    trits = [module.trits for module in model.modules() if isinstance(module, TernaryModule)]
+    return [*trits, *(module.codes for _, module in stored_modules(model))]
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """What the model computes with: packed weights, exponents and parameters, without accumulators and counters."""
+    working = ("votes", "control", "correlation", "steps")
+    return {name: value.clone() for name, value in model.state_dict().items() if not name.endswith(working)}
+
+
+def _assert_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+    assert list(first) == list(second)
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different, f"different: {different}"
+
+
+def _assert_plain(value: Any, path: str) -> None:
+    """Checkpoints hold nested dicts, lists and tuples of tensors, numbers, strings, booleans and None."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            assert isinstance(key, str | int), f"{path}: the key {key!r} is no string or whole number"
+            _assert_plain(item, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _assert_plain(item, f"{path}[{index}]")
+    else:
+        assert value is None or isinstance(value, Tensor | int | float | str | bool), (
+            f"{path}: a {type(value).__name__} cannot be stored in a checkpoint"
+        )

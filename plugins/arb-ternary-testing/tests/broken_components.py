@@ -1,0 +1,312 @@
+"""Components with one fault each, under the suites that have to find it. Run by test_kit_finds_faults.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from attrs import evolve
+
+from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
+from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary.optim.protocol import Trainable
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
+from arb_ternary_testing import BackendSuite, MaskingSuite, OptimizerSuite, PhaseSuite
+from arb_ternary_text.data.masking import CausalMasking
+from arb_ternary_train.standard import StandardPhase
+from arb_ternary_votes.sign_votes import SignVotes
+
+
+def broken(**kernels: Any) -> KernelBackend:
+    backend = reference.build()
+    return evolve(backend, kernels={**backend.kernels, **kernels})
+
+
+# --- backends -----------------------------------------------------------------------------------------------------
+
+
+class TestVotesWithTheOtherSign(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        return broken(cast_votes=lambda grad, *rest: reference_votes.cast_votes(-grad, *rest))
+
+
+class TestVotesThatWrap(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape):
+            before = votes.clone()
+            votes.zero_()
+            reference_votes.cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape)
+            votes.add_(before)
+
+        return broken(cast_votes=cast_votes)
+
+
+class TestSixteenBitSums(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def linear(x, scale, packed, exponent, bias, shape, dtype):
+            if scale is None:
+                return reference.linear(x, scale, packed, exponent, bias, shape, dtype)
+            acc = (x.int() @ reference.unpack(packed, shape).int().t()).to(torch.int16)
+            return acc * scale.unsqueeze(1) * torch.exp2(exponent[:, :1].float()).t()
+
+        return broken(linear=linear)
+
+
+class TestNegativeExponentsAsShifts(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def linear(x, scale, packed, exponent, *rest):
+            return reference.linear(x, scale, packed, exponent.clamp(min=0), *rest)
+
+        return broken(linear=linear)
+
+
+class TestStaleWeights(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        kept: dict[int, Any] = {}
+
+        def linear(x, scale, packed, *rest):
+            if len(kept) > 50:
+                kept.clear()
+            return reference.linear(x, scale, kept.setdefault(id(packed), (packed, packed.clone()))[1], *rest)
+
+        return broken(linear=linear)
+
+
+class TestSharedWorkspace(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        spaces: dict[Any, torch.Tensor] = {}
+
+        def linear(*arguments):
+            y = reference.linear(*arguments)
+            return spaces.setdefault((y.shape, y.dtype), torch.empty_like(y)).copy_(y)
+
+        return broken(linear=linear)
+
+
+class TestUnwrittenRows(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def linear_grad_input(*arguments):
+            grad = reference.linear_grad_input(*arguments)
+            out = torch.empty_like(grad)
+            out[: len(out) // 2 * 2] = grad[: len(out) // 2 * 2]
+            return out
+
+        return broken(linear_grad_input=linear_grad_input)
+
+
+class TestPaddingThatFlips(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def apply_votes(packed, votes, threshold, leak, shape):
+            flips = reference_votes.apply_votes(packed, votes, threshold, leak, shape)
+            if shape.in_features % 128 and int(flips):
+                packed[:, -1] |= 0b11000000
+            return flips
+
+        return broken(apply_votes=apply_votes)
+
+
+class TestTwoStepsAtOnce(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def apply_votes(packed, votes, threshold, leak, shape):
+            old = reference.unpack(packed, shape)
+            flips = reference_votes.apply_votes(packed, votes, threshold, leak, shape)
+            new = reference.unpack(packed, shape)
+            packed.copy_(reference.pack((old + 2 * (new - old)).clamp(-1, 1)))
+            return flips
+
+        return broken(apply_votes=apply_votes)
+
+
+class TestRoundingHalfUp(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def quantize_rows(x):
+            _, scale = reference.quantize_rows(x)
+            divisor = torch.where(scale == 0, torch.inf, scale).unsqueeze(1)
+            return (x.float() / divisor).nan_to_num(0, 0, 0).add(0.5).floor().clamp(-127, 127).to(torch.int8), scale
+
+        return broken(quantize_rows=quantize_rows)
+
+
+class TestScaledVotesWithOneHash(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def cast_scaled_votes(*arguments):
+            *rest, seed, step, _, shape = arguments
+            reference_scaled_votes.cast_scaled_votes(*rest, seed, step, 0, shape)
+
+        return broken(cast_scaled_votes=cast_scaled_votes)
+
+
+class TestLookupsHashedByPosition(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def embedding_scaled_votes(ids, *arguments):
+            *fixed, shape = arguments
+            rows, position = torch.unique(ids, return_inverse=True)
+            fixed[2] = fixed[2].index_select(0, rows)
+            few = WeightShape(len(rows), shape.in_features, shape.group_size, shape.vote_bits)
+            votes = fixed[3].view(shape.out_features, -1)
+            held = votes.index_select(0, rows)
+            every = torch.cat([rows, torch.arange(shape.out_features, fixed[7].numel())])
+            sums = [torch.zeros(1 + every.numel()), torch.zeros(every.numel())]
+            rest = (None, *sums, fixed[7].index_select(0, every), *fixed[8:])
+            reference_scaled_votes.embedding_scaled_votes(position, *fixed[:3], held, *rest, few)
+            votes.index_copy_(0, rows, held)
+
+        return broken(embedding_scaled_votes=embedding_scaled_votes)
+
+
+class TestRailThatCarries(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def apply_scaled_votes(packed, votes, threshold, decay, carry, *rest):
+            if carry and rest[-1].vote_bits == 8:
+                over = (votes >= threshold) & (reference.unpack(packed, rest[-1]) == 1)
+                kept = votes - threshold
+                flips = reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
+                votes.copy_(torch.where(over, kept, votes))
+                return flips
+            return reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
+
+        return broken(apply_scaled_votes=apply_scaled_votes)
+
+
+class TestNarrowVotesThatWrap(BackendSuite):
+    def make_backend(self) -> KernelBackend:
+        def cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape):
+            wide = WeightShape(shape.out_features, shape.in_features, shape.group_size)
+            held = reference.unpack_votes(votes, shape)
+            reference_votes.cast_votes(grad, x, scale, packed, held, exponent_votes, stats, wide)
+            if shape.vote_bits == 4:
+                held = ((held + 8) & 15) - 8
+            votes.copy_(reference.pack_votes(held.clamp(-1, 1) if shape.vote_bits == 2 else held, shape.vote_bits))
+
+        return broken(cast_votes=cast_votes)
+
+
+# --- masking ------------------------------------------------------------------------------------------------------
+
+
+class Masking(CausalMasking):
+    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+        raise NotImplementedError
+
+    def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
+        return evolve(super().apply(batch, generator, context), inputs=self.corrupt(batch, generator, context))
+
+
+class GlobalNoise(Masking):
+    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+        return torch.randint_like(batch.tokens[:, 1:], context.vocabulary_size)
+
+
+class NoiseByRow(Masking):
+    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+        return torch.randint(0, context.vocabulary_size, batch.tokens[:, 1:].shape, generator=generator)
+
+
+class InPlace(Masking):
+    def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
+        batch.tokens[:, 0] = 0
+        return batch.tokens[:, :-1]
+
+
+class ReservesBeyond(CausalMasking):
+    def reserved_ids(self, vocabulary_size: int) -> tuple[int, ...]:
+        return (vocabulary_size,)
+
+
+class TestReservedBeyondTheVocabulary(MaskingSuite):
+    def make_strategy(self) -> MaskingStrategy:
+        return ReservesBeyond()
+
+
+class TestGlobalNoise(MaskingSuite):
+    def make_strategy(self) -> MaskingStrategy:
+        return GlobalNoise()
+
+
+class TestNoiseByRow(MaskingSuite):
+    def make_strategy(self) -> MaskingStrategy:
+        return NoiseByRow()
+
+
+class TestMaskingInPlace(MaskingSuite):
+    def make_strategy(self) -> MaskingStrategy:
+        return InPlace()
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------
+
+
+class TestAscent(OptimizerSuite):
+    parts = ("float",)
+
+    def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, maximize=True)
+
+
+class Forgetful(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "state": {}}
+
+
+class TestForgottenMomentum(OptimizerSuite):
+    parts = ("float",)
+
+    def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
+        return Forgetful([{"params": list(trainable.floats.values()), "kind": "float"}], lr=0.01, momentum=0.9)
+
+
+class Overcounting(SignVotes):
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        outcome = super().step(*arguments, **options)
+        return evolve(outcome, flips=outcome.flips + 1)
+
+
+class TestOvercountedFlips(OptimizerSuite):
+    parts = ("ternary",)
+
+    def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
+        return Overcounting(trainable.ternary)
+
+
+class TestStateThatIsNotPlain(OptimizerSuite):
+    parts = ("float",)
+
+    def make_optimizer(self, trainable: Trainable) -> torch.optim.Optimizer:
+        groups = [{"params": list(trainable.floats.values()), "kind": "float", "note": object()}]
+        return torch.optim.SGD(groups, lr=0.01)
+
+
+# --- phases -------------------------------------------------------------------------------------------------------
+
+
+class ForgetsItsPlace(StandardPhase):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        loop = state["loop"]
+        super().load_state_dict({**state, "loop": {**loop, "sampler": {**loop["sampler"], "cursor": 0}}})
+
+
+class NeverStops(StandardPhase):
+    def begin(self, context: Any) -> None:
+        super().begin(context)
+        context.stop = SimpleNamespace(requested=False, set=lambda reason: None)
+
+
+class BrokenPhase(PhaseSuite):
+    component = "standard"
+    broken: ClassVar[type[StandardPhase]]
+
+    def make_config(self, *arguments: Any, **options: Any) -> Any:
+        config = super().make_config(*arguments, **options)
+        (phase,) = config.phases
+        made = evolve(phase, spec=evolve(phase.spec, target=f"{__name__}:{self.broken.__name__}"))
+        return evolve(config, phases=(made,))
+
+
+class TestForgottenCursor(BrokenPhase):
+    broken = ForgetsItsPlace
+
+
+class TestDeafPhase(BrokenPhase):
+    broken = NeverStops

@@ -1,0 +1,139 @@
+"""`arb plugins check`: the kit on an installed plugin."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary_testing import install_fake_plugin
+from arb_ternary_testing.runner import check_plugin
+
+HOOKS = """
+from arb_ternary import hookimpl
+from arb_ternary.specs import MaskingSpec, OptimizerSpec
+
+ARB_API_VERSION = (1, 0)
+
+
+@hookimpl
+def arb_register_masking():
+    return [MaskingSpec(name="fake", target="arb_ternary_fake.parts:{masking}", summary="{summary}")]
+"""
+PARTS = """
+from arb_ternary_text.data.masking import CausalMasking, build_causal
+
+
+class Tampering(CausalMasking):
+    def apply(self, batch, generator, context):
+        batch.tokens[:] = 0
+        return super().apply(batch, generator, context)
+
+
+def build_tampering(config):
+    return Tampering()
+"""
+
+
+def check(site: Path, name: str = "fake", *options: str) -> tuple[int, str]:
+    """Run the command with ``site`` as a folder of installed distributions."""
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "arb_ternary.cli.main", "plugins", "check", name, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def fake(folder: Path, hooks: str, parts: str = PARTS) -> Path:
+    files = {"arb_ternary_fake/plugin.py": hooks, "arb_ternary_fake/parts.py": parts}
+    return install_fake_plugin(folder / "site", "arb-ternary-fake", files)
+
+
+def test_a_fake_plugin_is_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_fake_plugin(tmp_path, "arb-ternary-x", {"arb_ternary_x/deep/plugin.py": ""}, requires=("attrs>=1",))
+    monkeypatch.syspath_prepend(site)
+    (found,) = distributions(name="arb-ternary-x")
+    assert (found.version, found.requires) == ("1.0", ["attrs>=1"])
+    (entry,) = found.entry_points
+    assert (entry.group, entry.name, entry.value) == ("arb_ternary.plugins", "x", "arb_ternary_x.deep.plugin")
+    assert entry.load().__name__ == "arb_ternary_x.deep.plugin"
+
+
+def test_a_plugin_that_conforms_passes(tmp_path: Path) -> None:
+    code, output = check(fake(tmp_path, HOOKS.format(masking="build_causal", summary="a copy")))
+    assert code == 0, output
+    assert re.search(r"^masking fake +MaskingSuite +\d+ +0 +0$", output, re.MULTILINE)
+    assert output.splitlines()[0] == "plugin 'fake' (arb-ternary-fake 1.0)"
+    assert output.rstrip().endswith("all passed")
+
+
+def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) -> None:
+    code, output = check(fake(tmp_path, HOOKS.format(masking="build_tampering", summary="a fault")))
+    assert code == 1
+    assert "--- masking fake: test_the_batch_is_left_alone" in output
+    assert "assert torch.equal(batch.tokens, tokens)" in output
+    assert output.rstrip().endswith(" failed")
+
+
+def test_a_target_that_does_not_exist_and_a_missing_summary_are_failures(tmp_path: Path) -> None:
+    code, output = check(fake(tmp_path, HOOKS.format(masking="build_nothing", summary="")))
+    assert code == 1
+    assert "--- masking fake: target\narb_ternary_fake.parts:build_nothing: AttributeError" in output
+    assert "--- masking fake: summary" in output
+
+
+def test_a_hook_module_that_imports_torch_fails(tmp_path: Path) -> None:
+    hooks = "import torch\n" + HOOKS.format(masking="build_causal", summary="heavy")
+    code, output = check(fake(tmp_path, hooks))
+    assert code == 1
+    assert "arb_ternary_fake.plugin imports torch" in output
+
+
+def test_a_plugin_that_cannot_be_loaded_is_an_environment_problem(tmp_path: Path) -> None:
+    code, output = check(fake(tmp_path, "raise RuntimeError('broken on purpose')"))
+    assert code == 3
+    assert "broken on purpose" in output
+
+
+def test_a_component_that_needs_an_option_is_left_to_its_own_tests(tmp_path: Path) -> None:
+    hooks = HOOKS.format(masking="build_causal", summary="picky").replace(
+        'summary="picky"', 'summary="picky", config="arb_ternary_fake.parts:Config"'
+    )
+    parts = PARTS + (
+        "\n\nfrom attrs import frozen\nfrom arb_ternary.config.options import option\n\n\n"
+        "@frozen\nclass Config:\n    depth: int = option(help='how deep')\n"
+    )
+    code, output = check(fake(tmp_path, hooks, parts))
+    assert code == 0, output
+    assert "MaskingSuite: left to the plugin's tests, needs depth" in output
+
+
+def test_one_kind_can_be_checked_alone(tmp_path: Path) -> None:
+    site = fake(tmp_path, HOOKS.format(masking="build_causal", summary="a copy"))
+    code, output = check(site, "fake", "--kind", "phase")
+    assert code == 2
+    assert "plugin 'fake' provides no phase" in output
+    assert "it provides: masking" in output
+
+
+def test_an_unknown_plugin_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageProblem, match="no plugin is called 'bultin'") as caught:
+        check_plugin("bultin")
+    assert caught.value.hint.startswith("did you mean 'builtin'?")
+
+
+def test_without_its_tools_the_kit_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'hypothesis' else find(name, *rest)\n"
+    )
+    code, output = check(tmp_path, "builtin")
+    assert code == 3
+    assert "the conformance kit needs hypothesis, which this environment does not have" in output
+    assert "pip install 'arb-ternary-testing'" in output

@@ -1,0 +1,176 @@
+"""Batches of a token stream, read ahead by threads.
+
+Threads are enough: a batch is a copy from memory or from a mapped file, during which numpy and torch release the
+interpreter lock, and there is no Python work per sample that would hold it. Nothing is pickled, no process inherits an
+initialised accelerator, and no worker has a random state: which windows a batch holds is the sampler's pure function
+of the cursor. Hence the same bits for any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary.protocols.data import Batch
+from arb_ternary_text.data.memmap import TokenFile
+from arb_ternary_text.data.sampler import WindowSampler, window_count
+
+__all__ = ["BatchLoader", "evaluation_batches", "read_windows"]
+
+#: Batches in flight for each worker: one being read and one ready.
+_AHEAD = 2
+
+
+class BatchLoader:
+    """An endless iterator over the batches of ``sampler``, on the host.
+
+    The position is ``sampler.cursor``, the number of the next batch that the caller has not received: batches that were
+    read ahead do not count, and setting the cursor (or loading a state) drops them. Use it as a context manager, or
+    call :meth:`close`; one thread may iterate at a time.
+
+    Args:
+        stream: token ids ``[L]``, an integer dtype, in memory or mapped.
+        sampler: chooses the windows; its ``stream_length`` is ``L``.
+        workers: threads that read ahead; 0 reads each batch when it is asked for.
+        pin_memory: put batches into page-locked memory, from which a copy to the accelerator can run beside
+            computation.
+
+    Raises:
+        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative.
+        EnvironmentProblem: ``pin_memory`` where there is no accelerator.
+    """
+
+    def __init__(
+        self, stream: NDArray[Any], sampler: WindowSampler, *, workers: int = 0, pin_memory: bool = False
+    ) -> None:
+        if sampler.stream_length != len(stream):
+            raise DataError(f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not {len(stream)}")
+        if workers < 0:
+            raise DataError(f"workers must not be negative, not {workers}")
+        if pin_memory and not torch.accelerator.is_available():
+            raise EnvironmentProblem(
+                "pin_memory: page-locked memory needs an accelerator, and this machine has none",
+                "Set pin_memory: false.",
+            )
+        self.stream = stream
+        self.sampler = sampler
+        self.workers = workers
+        self.pin_memory = pin_memory
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
+        self._ahead: deque[tuple[int, Future[Batch]]] = deque()
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """The batch at the cursor, which then moves on by one.
+
+        Raises:
+            DataError: an id in a token file is outside the vocabulary; the cursor stays where it is.
+        """
+        if self._closed:
+            raise ValueError("the batch loader is closed")
+        cursor = self.sampler.cursor
+        if self._executor is None:
+            batch = self._read(self.sampler.batch(cursor))
+        else:
+            if self._ahead and self._ahead[0][0] != cursor:
+                self._drop()
+            self._fill(cursor)
+            batch = self._ahead[0][1].result()
+            self._ahead.popleft()
+            self._fill(cursor + 1)
+        self.sampler.cursor = cursor + 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state: where the next batch is, not counting what was read ahead."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken. Raises DataError when it belongs to another stream or other settings."""
+        self.sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop reading ahead and wait for the threads. The sampler keeps its cursor. A second call does nothing."""
+        self._closed = True
+        self._drop()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fill(self, cursor: int) -> None:
+        """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads share no state."""
+        assert self._executor is not None
+        for wanted in range(cursor + len(self._ahead), cursor + _AHEAD * self.workers):
+            self._ahead.append((wanted, self._executor.submit(self._read, self.sampler.batch(wanted))))
+
+    def _drop(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+
+    def _read(self, indices_B: NDArray[np.int64]) -> Batch:
+        batch = read_windows(self.stream, indices_B, self.sampler.block_size)
+        return Batch(batch.tokens.pin_memory(), batch.sample_ids.pin_memory()) if self.pin_memory else batch
+
+
+def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:
+    """The windows ``indices_B`` of ``stream``: tokens int64 ``[B, S + 1]``, the indices as sample ids.
+
+    Raises:
+        DataError: an id in a token file is outside the vocabulary; file and place are named.
+    """
+    # A base-class view: slicing a mapped array's subclass costs more than copying a window.
+    raw = np.asarray(stream)
+    tokens = np.empty((len(indices_B), block_size + 1), dtype=np.int64)
+    for row, index in enumerate(indices_B.tolist()):
+        start = index * block_size
+        tokens[row] = raw[start : start + block_size + 1]
+        if isinstance(stream, TokenFile):
+            stream.check(tokens[row], start)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(indices_B.copy()))
+
+
+def evaluation_batches(
+    stream: NDArray[Any],
+    block_size: int,
+    batch_size: int,
+    *,
+    limit: int | None = None,
+    name: str = "the validation stream",
+) -> Iterator[Batch]:
+    """The same batches at every evaluation: all windows of ``stream`` in order, the last batch perhaps smaller.
+
+    With ``limit``, at most so many batches, of windows spread evenly over the stream: its beginning alone would be a
+    biased sample.
+
+    Raises:
+        DataError: the stream is too short for one block (``name`` says which stream), or a size is not positive.
+    """
+    if batch_size < 1:
+        raise DataError(f"batch_size must be at least 1, not {batch_size}")
+    if limit is not None and limit < 1:
+        raise DataError(f"the number of evaluation batches must be at least 1, not {limit}")
+    windows = window_count(len(stream), block_size, name)
+    wanted = windows if limit is None else min(windows, limit * batch_size)
+    indices = np.arange(wanted, dtype=np.int64) * windows // wanted
+    return (
+        read_windows(stream, indices[start : start + batch_size], block_size) for start in range(0, wanted, batch_size)
+    )

@@ -1,0 +1,250 @@
+"""Token files: ids written once, memory-mapped by every run, so that a corpus may be larger than the memory.
+
+A ``.bin`` file is nothing but little-endian integers, and its dtype is part of the config; a ``.npy`` file knows
+its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from arb_ternary.config.options import Rule, option, optional, positive
+from arb_ternary.errors import DataError
+from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
+from arb_ternary_text.data.tokenizers import IdTokenizer, build_tokenizer
+
+__all__ = ["DTYPES", "TokenFile", "TokensConfig", "build", "open_tokens", "write_tokens"]
+
+#: The integer types that a token file may hold.
+DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
+
+#: Characters are taken from a training text, and token files have none.
+_written_tokenizer: Final = Rule(
+    "bytes or the path of a .json file",
+    lambda value: value == "bytes" or value.endswith(".json"),
+    {"anyOf": [{"const": "bytes"}, {"pattern": r"\.json$"}]},
+)
+
+
+class TokenFile(np.memmap[Any, np.dtype[Any]]):
+    """A token stream mapped from a file, with what is needed to check the ids that are read from it.
+
+    Attributes:
+        path: the file.
+        header: bytes of the file before its first token.
+        first: place in the file of the stream's first token; a slice has its own.
+        vocabulary_size: ids at or beyond it are errors.
+    """
+
+    path: str
+    header: int
+    first: int
+    vocabulary_size: int
+
+    def __array_finalize__(self, obj: object) -> None:
+        super().__array_finalize__(obj)
+        if isinstance(obj, TokenFile):
+            moved = self.__array_interface__["data"][0] - obj.__array_interface__["data"][0]
+            self.path, self.header, self.vocabulary_size = obj.path, obj.header, obj.vocabulary_size
+            self.first = obj.first + moved // self.dtype.itemsize
+
+    def check(self, ids: NDArray[np.int64], start: int) -> None:
+        """Check ids that were read from ``start`` of the stream on against the vocabulary.
+
+        A file is checked as it is read: reading all of it first could take hours.
+
+        Raises:
+            DataError: an id is negative or too large; the message names the file and the token's place in it.
+        """
+        if ids.size and (int(ids.max()) >= self.vocabulary_size or int(ids.min()) < 0):
+            wrong = int(np.flatnonzero((ids >= self.vocabulary_size) | (ids < 0))[0])
+            place = self.first + start + wrong
+            raise DataError(
+                f"{self.path}: token {place} (byte {self.header + place * self.dtype.itemsize}) is {int(ids[wrong])}, "
+                f"outside the vocabulary of {self.vocabulary_size} ids",
+                "The file belongs to another tokenizer, was written with another dtype, or is damaged.",
+            )
+
+
+@attrs.frozen
+class TokensConfig:
+    """Options of the data source ``tokens``: streams of ids in files. Paths are relative to the working directory."""
+
+    train: str = option(help="token file for training, .bin or .npy")
+    validation: str | None = option(None, "token file for validation, .bin or .npy")
+    validation_fraction: float | None = option(
+        None,
+        f"share of `train`, cut at its end, kept for validation when `validation` is null (null: {DEFAULT_FRACTION})",
+        validator=optional(part),
+    )
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = option(
+        None, "integer type of .bin files; null for .npy files, which know their own"
+    )
+    tokenizer: str | None = option(
+        None,
+        "tokenizer that the ids belong to: bytes, or the path of a .json file; null: give vocabulary_size",
+        validator=optional(_written_tokenizer),
+    )
+    vocabulary_size: int | None = option(
+        None, "number of ids, for token files without a tokenizer; null: the tokenizer's", validator=optional(positive)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.validation is not None and self.validation_fraction is not None:
+            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+        if (self.tokenizer is None) == (self.vocabulary_size is None):
+            given = "neither was given" if self.tokenizer is None else "both were given"
+            raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
+
+
+def build(config: TokensConfig) -> StreamSource:
+    """The data source of ``config``.
+
+    Raises:
+        DataError: a file is missing, empty or not a token file; its path comes first.
+        EnvironmentProblem: the tokenizer needs a package that is not installed.
+    """
+    if config.tokenizer is not None:
+        tokenizer = build_tokenizer(config.tokenizer)
+    else:
+        assert config.vocabulary_size is not None  # the config's own rule
+        tokenizer = IdTokenizer(config.vocabulary_size)
+    size = tokenizer.vocabulary_size
+    if config.validation is not None:
+        if Path(config.validation).resolve() == Path(config.train).resolve():
+            raise DataError(
+                f"{config.validation}: the validation tokens are the training tokens",
+                "Give another file, or `validation_fraction` to keep the end of this one.",
+            )
+        train = open_tokens(config.train, size, dtype=config.dtype)
+        return StreamSource("tokens", tokenizer, train, open_tokens(config.validation, size, dtype=config.dtype))
+    whole = open_tokens(config.train, size, dtype=config.dtype)
+    held = round(len(whole) * (config.validation_fraction or DEFAULT_FRACTION))
+    cut = len(whole) - held
+    if held < 1 or cut < 1:
+        raise DataError(f"{config.train}: {len(whole)} tokens are too few to keep a share of them for validation")
+    train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
+    return StreamSource("tokens", tokenizer, train, open_tokens(config.train, size, dtype=config.dtype, first=cut))
+
+
+def open_tokens(
+    path: str | Path, vocabulary_size: int, *, dtype: str | None = None, first: int = 0, last: int | None = None
+) -> TokenFile:
+    """Map tokens ``first`` to ``last`` (not included; None is the end) of a token file, read-only.
+
+    Args:
+        path: a ``.bin`` file of little-endian integers, or a one-dimensional ``.npy`` file.
+        vocabulary_size: ids at or beyond it are errors when they are read.
+        dtype: integer type of a ``.bin`` file; for a ``.npy`` file it must be what the file says, or None.
+
+    Raises:
+        DataError: the file is missing, empty, no token file, or its size does not fit the dtype.
+    """
+    path = Path(path)
+    if path.suffix not in {".bin", ".npy"}:
+        raise DataError(f"{path}: a token file must end in .bin or .npy", "`write_tokens` writes both.")
+    if dtype is not None and dtype not in DTYPES:
+        raise DataError(f"{path}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(
+            f"{path}: the token file cannot be read: {error.strerror}",
+            f"Paths are relative to the working directory, {Path.cwd()}.",
+        ) from error
+    if size == 0:
+        raise DataError(f"{path}: the token file is empty")
+    found, offset, count = _layout_bin(path, size, dtype) if path.suffix == ".bin" else _layout_npy(path, dtype)
+    stop = count if last is None else last
+    if not 0 <= first < stop <= count:
+        raise DataError(f"{path}: tokens {first} to {stop} are asked for, and the file has {count}")
+    stream = TokenFile(path, dtype=found, mode="r", offset=offset + first * found.itemsize, shape=(stop - first,))
+    stream.path, stream.header, stream.first, stream.vocabulary_size = str(path), offset, first, vocabulary_size
+    return stream
+
+
+def write_tokens(path: str | Path, ids: ArrayLike, dtype: str) -> None:
+    """Write ids to a ``.bin`` or ``.npy`` file. The file appears whole or not at all; an existing one is replaced.
+
+    Args:
+        path: where to; the ending chooses the format.
+        ids: token ids ``[L]``, integers.
+        dtype: integer type on disk, one of ``DTYPES``.
+
+    Raises:
+        DataError: an id does not fit the dtype (its place is named), ``ids`` are no ids, or the file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix not in {".bin", ".npy"}:
+        raise DataError(f"{path}: a token file must end in .bin or .npy")
+    if dtype not in DTYPES:
+        raise DataError(f"{path}: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    ids_L = np.asarray(ids)
+    if ids_L.ndim != 1 or ids_L.dtype.kind not in "iu" or not ids_L.size:
+        raise DataError(f"{path}: ids must be integers in one dimension, at least one; got {ids_L.dtype} {ids_L.shape}")
+    largest = int(np.iinfo(dtype).max)
+    if int(ids_L.max()) > largest or int(ids_L.min()) < 0:
+        wrong = int(np.flatnonzero((ids_L > largest) | (ids_L < 0))[0])
+        raise DataError(f"{path}: id {int(ids_L[wrong])} at place {wrong} does not fit {dtype}: 0 to {largest}")
+    content = ids_L.astype(np.dtype(dtype).newbyteorder("<"))
+    try:
+        _replace(path, content)
+    except OSError as error:
+        raise DataError(f"{path}: the token file cannot be written: {error.strerror}") from error
+
+
+def _replace(path: Path, content: NDArray[Any]) -> None:
+    """Write beside ``path``, flush to the disk, then rename: a reader never meets half a file."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if path.suffix == ".npy":
+                np.save(file, content, allow_pickle=False)
+            else:
+                file.write(content.data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _layout_bin(path: Path, size: int, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
+    """dtype, offset in bytes of the first token and number of tokens of a ``.bin`` file of ``size`` bytes."""
+    if dtype is None:
+        raise DataError(f"{path}: a .bin file does not say what it holds", f"Set dtype: one of {', '.join(DTYPES)}.")
+    found = np.dtype(dtype).newbyteorder("<")
+    if size % found.itemsize:
+        raise DataError(
+            f"{path}: {size} bytes are no whole number of {dtype} ({found.itemsize} bytes each)",
+            "The file is truncated, or its dtype is another.",
+        )
+    return found, 0, size // found.itemsize
+
+
+def _layout_npy(path: Path, dtype: str | None) -> tuple[np.dtype[Any], int, int]:
+    """The same of a ``.npy`` file, from its header."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"{path}: not a readable .npy file: {error}", "The file is truncated or damaged.") from error
+    if not isinstance(array, np.memmap) or array.ndim != 1 or array.dtype.name not in DTYPES:
+        raise DataError(
+            f"{path}: a token file must hold {', '.join(DTYPES)} in one dimension, not {array.dtype} {array.shape}"
+        )
+    if not array.size:
+        raise DataError(f"{path}: the token file is empty")
+    if dtype is not None and dtype != array.dtype.name:
+        raise DataError(
+            f"{path}: the file holds {array.dtype.name} and dtype is {dtype}", "Leave dtype out for .npy files."
+        )
+    return array.dtype, int(array.offset), int(array.size)

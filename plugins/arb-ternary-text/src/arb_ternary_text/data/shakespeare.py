@@ -1,0 +1,68 @@
+"""The built-in text: the plays and poems of Shakespeare, in the public domain, shipped with the package.
+
+Training text of 4,462,314 bytes, ASCII, 84 distinct characters; *Macbeth* and *Twelfth Night* (218,211 bytes) are the
+validation text and are not in the training text.
+"""
+
+from __future__ import annotations
+
+import lzma
+from importlib.resources import files
+from typing import Literal
+
+import attrs
+
+from arb_ternary.config.options import option
+from arb_ternary.errors import DataError
+from arb_ternary_text.data.files import Text, text_source
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import TOKENIZER_HELP, tokenizer_name
+
+__all__ = ["ShakespeareConfig", "build", "load_text"]
+
+
+@attrs.frozen
+class ShakespeareConfig:
+    """Options of the data source ``shakespeare``."""
+
+    tokenizer: str = option("bytes", TOKENIZER_HELP, validator=tokenizer_name)
+    tuning: bool = option(
+        False,
+        "validate on the last twentieth of the training text and train on the rest, to choose settings by; "
+        "the validation text then stays unseen",
+        validator=attrs.validators.instance_of(bool),
+    )
+
+
+def build(config: ShakespeareConfig) -> StreamSource:
+    """The data source of ``config``.
+
+    Raises:
+        DataError: the packaged text is damaged, or the tokenizer's file cannot be used.
+        EnvironmentProblem: the tokenizer needs a package that is not installed.
+    """
+    content = load_text("train")
+    if config.tuning:
+        cut = len(content) - len(content) // 20
+        content, held_out, part = content[:cut], content[cut:], "tuning"
+    else:
+        held_out, part = load_text("validation"), "validation"
+    training = Text(content, ((0, "shakespeare train text"),))
+    validation = Text(held_out, ((0, f"shakespeare {part} text"),))
+    return text_source("shakespeare", training, validation, config.tokenizer)
+
+
+def load_text(part: Literal["train", "validation"]) -> str:
+    """The training or the validation text.
+
+    Raises:
+        DataError: the packaged file is missing or damaged.
+    """
+    packed = files("arb_ternary_text.data") / "texts" / f"{part}.txt.xz"
+    try:
+        return lzma.decompress(packed.read_bytes()).decode("ascii")
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{packed}: the built-in text cannot be read: {error}",
+            "pip install --force-reinstall --no-deps arb-ternary-core",
+        ) from error

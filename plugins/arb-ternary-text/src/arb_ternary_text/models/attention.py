@@ -1,0 +1,150 @@
+"""Grouped-query attention with rotary positions, an optional sliding window and an optional cache.
+
+Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads, ``G`` key heads,
+``C`` features of a head, ``P = C / 2``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arb_ternary_text.models.cache import LayerCache, Span
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.parts import make_linear, make_norm
+from arb_ternary_text.models.rotary import rotary_angles, rotate
+
+__all__ = ["Attention", "Positions", "attend", "make_positions", "visibility"]
+
+#: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
+#: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
+_WHOLE_MATRIX_LENGTH: Final = 256
+
+
+class Positions(NamedTuple):
+    """What every layer needs to know of a pass; computed once by the decoder.
+
+    Attributes:
+        cos, sin: rotation of the new positions, ``[S, P]``.
+        mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or nothing is hidden.
+        is_causal: the plain lower triangle, for which attention has kernels that need no mask.
+        span: where a cache takes the new positions; None without a cache.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    span: Span | None = None
+
+
+def visibility(
+    new: int, total: int, window: int | None, *, causal: bool, device: torch.device
+) -> tuple[Tensor | None, bool]:
+    """Mask and ``is_causal`` of :class:`Positions`, for the last ``new`` of ``total`` positions.
+
+    Each sees at most ``window`` positions, itself included (None = all).
+    """
+    if not causal:
+        return None, False
+    hides_past = window is not None and total > window
+    if new == 1 and not hides_past:
+        return None, False
+    if new == total and not hides_past:
+        return None, True
+    query_S1 = torch.arange(total - new, total, device=device)[:, None]
+    key_T = torch.arange(total, device=device)
+    mask_ST = key_T <= query_S1
+    if window is not None:
+        mask_ST &= key_T > query_S1 - window
+    return mask_ST, False
+
+
+def make_positions(
+    config: DecoderConfig,
+    x_BSD: Tensor,
+    *,
+    start: int,
+    total: int,
+    window: int | None,
+    span: Span | None = None,
+) -> Positions:
+    """The :class:`Positions` of a pass over the residual stream ``x``.
+
+    Args:
+        config: the decoder's options.
+        x_BSD: gives the number of new positions, the dtype and the device.
+        start: place of the first new position in its sequence.
+        total: positions that there are with the new ones.
+        window: positions that each sees; None = all.
+        span: where a cache takes the new positions.
+    """
+    length, device = x_BSD.size(1), x_BSD.device
+    # Rotations of a float16 model are computed in float32: its queries have fewer bits than the angle needs.
+    dtype = torch.promote_types(x_BSD.dtype, torch.float32)
+    cos_SP, sin_SP = rotary_angles(start, length, config.key_features, config.rotary_base, dtype=dtype, device=device)
+    mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
+    return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
+
+
+def attend(query_BHSC: Tensor, key_BGTC: Tensor, value_BGTC: Tensor, positions: Positions) -> Tensor:
+    """Softmax attention, ``[B, H, S, C]``; key head ``g`` serves the query heads from ``g * H / G`` on."""
+    batch, heads, new, features = query_BHSC.shape
+    key_heads, total = key_BGTC.shape[1], key_BGTC.shape[2]
+    whole = query_BHSC.device.type == "cpu" and positions.is_causal and torch.is_grad_enabled()
+    if not whole or total > _WHOLE_MATRIX_LENGTH or heads != key_heads:
+        return F.scaled_dot_product_attention(
+            query_BHSC,
+            key_BGTC,
+            value_BGTC,
+            attn_mask=positions.mask,
+            is_causal=positions.is_causal,
+            enable_gqa=heads != key_heads,
+        )
+    query, key, value = (x.reshape(batch * heads, -1, features) for x in (query_BHSC, key_BGTC, value_BGTC))
+    hidden_ST = torch.full((new, total), -math.inf, dtype=query.dtype).triu_(1)
+    scores = torch.baddbmm(hidden_ST.expand(batch * heads, new, total), query, key.mT, alpha=features**-0.5)
+    return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, new, features)
+
+
+class Attention(nn.Module):
+    """Attention over earlier positions (all, when the config is not causal)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.key_heads = config.key_heads
+        self.head_dim = config.key_features
+        query_features, key_features = self.heads * self.head_dim, self.key_heads * self.head_dim
+        self.norm = make_norm(config, config.width, gain=True)
+        self.query = make_linear(config, config.width, query_features)
+        self.key = make_linear(config, config.width, key_features)
+        self.value = make_linear(config, config.width, key_features)
+        self.head_norm = make_norm(config, self.head_dim, gain=False) if config.query_key_norm else nn.Identity()
+        self.output_norm = make_norm(config, query_features, gain=False) if config.sub_norms else nn.Identity()
+        self.output = make_linear(config, query_features, config.width)
+
+    def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
+        """The update that the residual stream ``x_BSD`` gets."""
+        normed_BSD = self.norm(x_BSD)
+        query_BHSC = self._split(self.query(normed_BSD), self.heads)
+        key_BGTC = self._split(self.key(normed_BSD), self.key_heads)
+        value_BGTC = self._split(self.value(normed_BSD), self.key_heads)
+        query_BHSC = rotate(self.head_norm(query_BHSC), positions.cos, positions.sin)
+        key_BGTC = rotate(self.head_norm(key_BGTC), positions.cos, positions.sin)
+        if cache is not None and positions.span is not None:
+            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
+        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, positions)
+        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
+        return update_BSD
+
+    def output_projections(self) -> list[nn.Module]:
+        """The linears that write to the residual stream."""
+        return [self.output]
+
+    def _split(self, x_BSE: Tensor, heads: int) -> Tensor:
+        return x_BSE.view(*x_BSE.shape[:-1], heads, self.head_dim).transpose(1, 2)

@@ -1,0 +1,173 @@
+"""Sampling of text, one token at a time.
+
+A prompt longer than the context keeps its latest tokens. When generation reaches the end of the context, the model
+reads the latest half of it anew and goes on, so that a text of any length can be drawn; a model with a sliding window
+needs neither, it reads prompts of any length in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary_text.models.cache import KeyValueCache
+
+__all__ = ["CachedModel", "generate", "next_token_probabilities"]
+
+
+class CachedModel(Protocol):
+    """What :func:`generate` needs of a model; :class:`~arb_ternary_text.models.decoder.Decoder` has it."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def sliding_window(self) -> int | None: ...
+
+    def new_cache(self, batch_size: int) -> KeyValueCache: ...
+
+    def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
+
+
+def generate(
+    model: CachedModel,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: Collection[int] = (),
+    device: torch.device | str = "cpu",
+) -> Iterator[int]:
+    """Token ids that follow ``prompt_ids``, each as soon as it is drawn.
+
+    Args:
+        model: a causal model.
+        prompt_ids: at least one token id.
+        max_new_tokens: most ids to draw.
+        temperature: divides the logits; 0 takes the likeliest token (the first of equals).
+        top_k: draw only among the ``top_k`` likeliest; None = all.
+        top_p: draw only among the likeliest tokens that together reach this probability (Holtzman et al., 2020), after
+            ``top_k``; None = all.
+        seed: of the draws, the same on every device; None = another every time.
+        stop: ids that end the text; they are not yielded.
+        device: where the model is.
+
+    Raises:
+        UsageProblem: a value is out of range; raised here, not when the first id is asked for.
+    """
+    _check_sampling(temperature, top_k, top_p)
+    if max_new_tokens < 0:
+        raise UsageProblem(f"max_new_tokens: must be at least 0, not {max_new_tokens}")
+    if not prompt_ids:
+        raise UsageProblem("prompt: must have at least one token", "Give a prompt that is not empty.")
+    for name, ids in (("prompt", prompt_ids), ("stop", stop)):
+        for token in ids:
+            if not 0 <= token < model.vocabulary_size:
+                raise UsageProblem(f"{name}: token ids must be from 0 to {model.vocabulary_size - 1}, not {token}")
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+
+    def drawn() -> Iterator[int]:
+        reader = _Reader(model, torch.device(device))
+        unread = list(prompt_ids)
+        for _ in range(max_new_tokens):
+            probability_V = next_token_probabilities(reader.read(unread), temperature, top_k, top_p)
+            token = _draw(probability_V, generator)
+            if token in stop:
+                return
+            yield token
+            unread = [token]
+
+    return drawn()
+
+
+def next_token_probabilities(
+    logits_V: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """The distribution, float64 ``[V]``, from which :func:`generate` draws.
+
+    Of equal logits the lower id counts as the likelier.
+
+    Raises:
+        UsageProblem: a value is out of range.
+    """
+    _check_sampling(temperature, top_k, top_p)
+    logits_V = logits_V.detach().to(device="cpu", dtype=torch.float64)
+    ranked_V = logits_V.sort(descending=True, stable=True).indices
+    probability_V = torch.zeros_like(logits_V)
+    if temperature == 0:
+        probability_V[ranked_V[0]] = 1.0
+        return probability_V
+    # Only differences count, and the division of the largest, then 0, cannot overflow.
+    kept_K = ((logits_V[ranked_V[:top_k]] - logits_V[ranked_V[0]]) / temperature).softmax(dim=0)
+    if top_p is not None:
+        # A token stays when those before it have not reached top_p; the likeliest always stays.
+        before_K = kept_K.cumsum(dim=0) - kept_K
+        kept_K = torch.where(before_K < top_p, kept_K, 0.0)
+    probability_V[ranked_V[: kept_K.numel()]] = kept_K / kept_K.sum()
+    return probability_V
+
+
+class _Reader:
+    """Feeds tokens to a model through a cache that stays within the context."""
+
+    def __init__(self, model: CachedModel, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._cache = model.new_cache(1)
+        self._seen: list[int] = []
+
+    def read(self, ids: list[int]) -> Tensor:
+        """Logits ``[V]`` of the token after ``ids``, which follow what was read before."""
+        context = self._model.max_length
+        if self._model.sliding_window is None:
+            if len(self._seen) + len(ids) > context:
+                # After a long prompt all of the context is of use; later on half of it is room for what comes.
+                kept = context if not self._seen else max(1, context // 2)
+                ids = [*self._seen, *ids][-kept:]
+                self._seen = []
+                self._cache = self._model.new_cache(1)
+            self._seen += ids
+        for first in range(0, len(ids), context):
+            logits_V = self._forward(ids[first : first + context])
+        return logits_V
+
+    # A decorator and not a `with` around the loop of the generator, which would leak into the caller between ids.
+    @torch.no_grad()
+    def _forward(self, ids: list[int]) -> Tensor:
+        tokens_1S = torch.tensor([ids], dtype=torch.int64, device=self._device)
+        return self._model(tokens_1S, self._cache)[0, -1]
+
+
+def _draw(probability_V: Tensor, generator: torch.Generator) -> int:
+    """Invert the cumulative distribution at one uniform number: the id never has probability 0."""
+    cumulative_V = probability_V.cumsum(dim=0)
+    uniform = torch.rand((), dtype=torch.float64, generator=generator) * cumulative_V[-1]
+    return int(torch.searchsorted(cumulative_V, uniform, right=True))
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise UsageProblem(
+            f"temperature: must be a finite number of at least 0, not {temperature}", "0 takes the likeliest token."
+        )
+    if top_k is not None and top_k < 1:
+        raise UsageProblem(f"top_k: must be at least 1, not {top_k}", "Leave it out to draw among all tokens.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageProblem(
+            f"top_p: must be above 0 and at most 1, not {top_p}", "Leave it out to draw among all tokens."
+        )

@@ -1,0 +1,139 @@
+"""Makes the parts of a decoder, ternary or float as ``float_parts`` says.
+
+Parts are initialised for an input of unit variance: linears with the variance 1 / fan_in, which keeps it; the
+embedding with 1, a one-hot lookup having a fan-in of 1 (tied, it is a head as well and gets the head's 1 / width);
+gains with 1. Float parts are Gaussian; ternary ones take the nearest power of two for their scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arb_ternary.ternary.embedding import TernaryEmbedding
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.norm import TernaryRMSNorm
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.rms_norm import RMSNorm
+
+__all__ = ["FloatLinear", "TiedHead", "make_embedding", "make_head", "make_linear", "make_norm", "rounded_to_int8"]
+
+
+class FloatLinear(nn.Linear):
+    """A float linear without bias whose input is rounded to int8 when ``activations`` says so, as in a ternary one.
+
+    Rounding is per token: ``s = max|x| / 127``, ``q = round_half_even(x / s)``; a zero row stays zero. The gradient
+    passes straight through.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, activations: Literal["int8", "float"] = "float") -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.activations = activations
+        nn.init.normal_(self.weight, std=1 / math.sqrt(in_features))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
+        """``x[..., K] -> [..., N]``."""
+        return F.linear(rounded_to_int8(input) if self.activations == "int8" else input, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activations={self.activations}"
+
+
+def rounded_to_int8(x: Tensor) -> Tensor:
+    """``x`` rounded as :class:`FloatLinear` says; the gradient is that of ``x``."""
+    with torch.no_grad():
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = wide.abs().amax(dim=-1, keepdim=True) / 127
+        rounded = (torch.round(wide / scale.clamp_min(torch.finfo(wide.dtype).tiny)) * scale).to(x.dtype)
+    # x - x.detach() is exactly 0: the value is the rounded one, the gradient that of x.
+    return rounded + (x - x.detach())
+
+
+class TiedHead(nn.Module):
+    """A head that reads the embedding's weights: ``logits = x @ W.T``.
+
+    It holds the embedding outside the module tree, so that weights are listed, saved and updated once, by the
+    embedding. The votes of a ternary head go to the embedding's accumulators, as a second set in each micro-batch.
+    """
+
+    def __init__(self, embedding: nn.Embedding | TernaryEmbedding, activations: Literal["int8", "float"]) -> None:
+        super().__init__()
+        self.activations = activations
+        self._embedding = (embedding,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x[..., D] -> [..., V]``."""
+        (table,) = self._embedding
+        if isinstance(table, nn.Embedding):
+            return F.linear(rounded_to_int8(x) if self.activations == "int8" else x, table.weight)
+        return table.multiply(x, self.activations)
+
+
+def make_linear(config: DecoderConfig, in_features: int, out_features: int) -> FloatLinear | TernaryLinear:
+    """A linear inside a block."""
+    return _linear(config, in_features, out_features, is_float="linears" in config.float_parts)
+
+
+def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding | TernaryEmbedding:
+    """The token embedding, ``ids[...] -> [..., D]``."""
+    if "embedding" in config.float_parts:
+        embedding = nn.Embedding(vocabulary_size, config.width)
+        nn.init.normal_(embedding.weight, std=1 / math.sqrt(config.width) if config.tie_embeddings else 1.0)
+        return embedding
+    return TernaryEmbedding(
+        vocabulary_size,
+        config.width,
+        gradients=config.gradients,
+        scale_rule=config.embedding_scale_rule,
+        vote_bits=config.vote_bits,
+        exponent_offset=-round(math.log2(config.width) / 2) if config.tie_embeddings else 0,
+    )
+
+
+def make_head(
+    config: DecoderConfig, vocabulary_size: int, embedding: nn.Embedding | TernaryEmbedding
+) -> FloatLinear | TernaryLinear | TiedHead:
+    """The output projection, ``x[..., D] -> [..., V]``."""
+    if config.tie_embeddings:
+        return TiedHead(embedding, config.activations)
+    return _linear(config, config.width, vocabulary_size, is_float="head" in config.float_parts)
+
+
+def make_norm(config: DecoderConfig, features: int, *, gain: bool) -> RMSNorm | TernaryRMSNorm:
+    """An RMSNorm over the last dimension.
+
+    Args:
+        gain: whether this norm has a learned gain when the config asks for gains (``learned_norms``, or norms among the
+            float parts); otherwise it has neither parameter nor buffer.
+    """
+    if gain and "norms" in config.float_parts:
+        return RMSNorm(features, eps=config.norm_eps, gain=True)
+    if gain and config.learned_norms:
+        return TernaryRMSNorm(
+            features,
+            eps=config.norm_eps,
+            gradients=config.gradients,
+            scale_rule=config.scale_rule,
+            vote_bits=config.vote_bits,
+        )
+    return RMSNorm(features, eps=config.norm_eps, gain=False)
+
+
+def _linear(
+    config: DecoderConfig, in_features: int, out_features: int, *, is_float: bool
+) -> FloatLinear | TernaryLinear:
+    if is_float:
+        return FloatLinear(in_features, out_features, activations=config.activations)
+    return TernaryLinear(
+        in_features,
+        out_features,
+        group_size=config.group_size,
+        activations=config.activations,
+        gradients=config.gradients,
+        scale_rule=config.scale_rule,
+        vote_bits=config.vote_bits,
+    )

@@ -1,0 +1,69 @@
+"""What text registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from arb_ternary import hookimpl
+from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, ModelSpec
+
+ARB_API_VERSION = (1, 3)
+
+
+@hookimpl
+def arb_plugin_info() -> Mapping[str, str]:
+    return {"summary": "the decoder, data sources of text and tokens, causal masking and generation"}
+
+
+@hookimpl
+def arb_register_masking() -> Sequence[MaskingSpec]:
+    return (
+        MaskingSpec(
+            name="causal",
+            target="arb_ternary_text.data.masking:build_causal",
+            summary="every position predicts the token that follows it",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_models() -> Sequence[ModelSpec]:
+    return (
+        ModelSpec(
+            name="decoder",
+            target="arb_ternary_text.models.decoder:build",
+            config="arb_ternary_text.models.decoder:DecoderConfig",
+            summary="decoder transformer of ternary linears, embeddings and norms",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_datasets() -> Sequence[DataSpec]:
+    return (
+        DataSpec(
+            name="shakespeare",
+            target="arb_ternary_text.data.shakespeare:build",
+            config="arb_ternary_text.data.shakespeare:ShakespeareConfig",
+            summary="the plays and poems of Shakespeare, part of the package",
+        ),
+        DataSpec(
+            name="text",
+            target="arb_ternary_text.data.files:build",
+            config="arb_ternary_text.data.files:TextConfig",
+            summary="a text file, or the text files of a folder",
+        ),
+        DataSpec(
+            name="tokens",
+            target="arb_ternary_text.data.memmap:build",
+            config="arb_ternary_text.data.memmap:TokensConfig",
+            summary="token ids in .bin or .npy files, memory-mapped",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_commands() -> Sequence[CommandSpec]:
+    return (
+        CommandSpec(name="generate", target="arb_ternary_text.cli.generate:generate", summary="Continue a prompt."),
+    )

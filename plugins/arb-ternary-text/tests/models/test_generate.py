@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.generate import generate, next_token_probabilities
+
+Decoders = Callable[..., Decoder]
+Tokens = Callable[..., torch.Tensor]
+
+FIVE = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15], dtype=torch.float64)
+
+
+class Constant:
+    """A model that always predicts the same distribution, and counts how often it is asked."""
+
+    sliding_window = None
+
+    def __init__(self, probabilities: torch.Tensor, max_length: int = 1000) -> None:
+        self.logits = probabilities.log()
+        self.vocabulary_size = len(probabilities)
+        self.max_length = max_length
+        self.calls = 0
+
+    def new_cache(self, batch_size: int) -> KeyValueCache:
+        return KeyValueCache(1, batch_size, window=None, limit=self.max_length)
+
+    def __call__(self, tokens_BS: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        self.calls += 1
+        cache.reserve(*tokens_BS.shape)
+        cache.advance(tokens_BS.size(1))
+        return self.logits.expand(*tokens_BS.shape, -1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
+        ({"top_k": 1}, [0, 1, 0, 0, 0]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7, 0]),
+        ({"top_k": 99}, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        ({"top_p": 0.3}, [0, 1, 0, 0, 0]),
+        ({"top_p": 0.6}, [0, 4 / 7, 0, 3 / 7, 0]),
+        ({"top_p": 0.8}, [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]),
+        ({"top_p": 1.0}, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        # Of the two kept by top_k the likelier has 4/7, which is more than top_p.
+        ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0, 0]),
+        ({"top_k": 2, "top_p": 0.6}, [0, 4 / 7, 0, 3 / 7, 0]),
+        ({"temperature": 0.5, "top_k": 2}, [0, 16 / 25, 0, 9 / 25, 0]),
+    ],
+)
+def test_the_distribution_has_its_closed_form(options: dict[str, float], expected: list[float]) -> None:
+    probabilities = next_token_probabilities(FIVE.log() + 3.0, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+
+
+def test_of_equal_logits_the_lower_ids_are_kept() -> None:
+    assert next_token_probabilities(torch.zeros(40), top_k=3).nonzero().flatten().tolist() == [0, 1, 2]
+    assert next_token_probabilities(torch.zeros(40), temperature=0.0).argmax() == 0
+
+
+@given(
+    st.lists(st.floats(-60, 60), min_size=1, max_size=20), st.floats(0.01, 10), st.floats(0.01, 1), st.integers(1, 25)
+)
+def test_the_nucleus_is_the_smallest_that_reaches_top_p(
+    logits: list[float], temperature: float, top_p: float, top_k: int
+) -> None:
+    full = next_token_probabilities(torch.tensor(logits), temperature, top_k)
+    kept = next_token_probabilities(torch.tensor(logits), temperature, top_k, top_p)
+    chosen = full[kept > 0]
+    assert math.isclose(float(kept.sum()), 1.0, rel_tol=1e-12)
+    assert (full > 0).sum() <= top_k
+    assert chosen.sum() >= top_p - 1e-12
+    assert chosen.sum() - chosen.min() < top_p + 1e-12
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-4])
+def test_a_tiny_temperature_is_greedy_and_finite(temperature: float) -> None:
+    assert next_token_probabilities(FIVE.log(), temperature).tolist() == [0, 1, 0, 0, 0]
+
+
+def test_draws_follow_the_distribution() -> None:
+    count = 4000
+    drawn = list(generate(Constant(FIVE, 10**6), [0], max_new_tokens=count, seed=3))
+    for token, probability in enumerate(FIVE.tolist()):
+        # Five standard deviations of a binomial count.
+        assert abs(drawn.count(token) - count * probability) < 5 * math.sqrt(count * probability * (1 - probability))
+
+
+def test_only_tokens_of_the_support_are_drawn() -> None:
+    assert set(generate(Constant(FIVE), [0], max_new_tokens=300, top_k=2, seed=0)) == {1, 3}
+    assert set(generate(Constant(FIVE), [0], max_new_tokens=300, top_p=0.8, seed=0)) == {1, 3, 4}
+    never = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
+    assert set(generate(Constant(never), [0], max_new_tokens=300, seed=0)) == {1, 3}
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_a_draw_at_either_end_is_a_possible_token(monkeypatch: pytest.MonkeyPatch, uniform: float) -> None:
+    never = torch.tensor([0.0, 0.2, 0.0, 0.7, 0.1, 0.0], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
+    assert list(generate(Constant(never), [0], max_new_tokens=1, seed=0)) == [1 if uniform == 0 else 4]
+
+
+def test_a_seed_repeats_its_text_and_no_seed_does_not() -> None:
+    def text(seed: int | None) -> list[int]:
+        return list(generate(Constant(FIVE), [0], max_new_tokens=60, seed=seed))
+
+    assert text(5) == text(5)
+    assert text(5) != text(6)
+    assert text(None) != text(None)
+
+
+def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
+    assert list(generate(Constant(FIVE), [0], max_new_tokens=9, temperature=0.0, stop={1})) == []
+    free = list(generate(Constant(FIVE), [0], max_new_tokens=60, seed=1))
+    stopped = list(generate(Constant(FIVE), [0], max_new_tokens=60, seed=1, stop=[2, 4]))
+    first = min(free.index(token) for token in (2, 4) if token in free)
+    assert stopped == free[:first]
+
+
+def test_tokens_come_one_by_one_and_gradients_stay_enabled_in_between() -> None:
+    model = Constant(FIVE)
+    stream = generate(model, [0], max_new_tokens=5, seed=0)
+    assert model.calls == 0
+    next(stream)
+    assert model.calls == 1
+    assert torch.is_grad_enabled()
+    assert len(list(stream)) == 4
+    assert list(generate(model, [0], max_new_tokens=0)) == []
+
+
+def greedy(model: Decoder, ids: list[int]) -> int:
+    with torch.no_grad():
+        return int(model(torch.tensor([ids]))[0, -1].argmax())
+
+
+def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoders) -> None:
+    model = float_decoder()
+    ids = [1, 2, 3]
+    for _ in range(20):
+        ids.append(greedy(model, ids))
+    assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
+
+
+def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(float_decoder: Decoders, tokens: Tokens) -> None:
+    model = float_decoder(max_length=8)
+    prompt = tokens(1, 21)[0].tolist()
+    long, short = (list(generate(model, ids, max_new_tokens=6, seed=0)) for ids in (prompt, prompt[-8:]))
+    assert long == short
+
+
+def test_text_goes_on_beyond_the_context_from_its_latest_half(float_decoder: Decoders) -> None:
+    model = float_decoder(max_length=8)
+    context, expected = [1, 2, 3], []
+    for _ in range(20):
+        token = greedy(model, context)
+        expected.append(token)
+        context.append(token)
+        if len(context) > 8:
+            context = context[-4:]
+    assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == expected
+
+
+def test_a_context_of_one_token_still_generates(float_decoder: Decoders) -> None:
+    model = float_decoder(max_length=1)
+    expected = [5]
+    for _ in range(4):
+        expected.append(greedy(model, expected[-1:]))
+    assert list(generate(model, [3, 5], max_new_tokens=4, temperature=0.0)) == expected[1:]
+
+
+def test_a_sliding_window_reads_all_of_a_long_prompt(float_decoder: Decoders, tokens: Tokens) -> None:
+    model = float_decoder(sliding_window=5, max_length=8)
+    ids = tokens(1, 21)[0].tolist()
+    prompt = list(ids)
+    for _ in range(10):
+        ids.append(greedy(model, ids))
+    assert list(generate(model, prompt, max_new_tokens=10, temperature=0.0)) == ids[21:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": -0.1}, "temperature: .* not -0.1"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"top_k": 0}, "top_k: must be at least 1, not 0"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"prompt_ids": []}, "prompt: must have at least one token"),
+        ({"prompt_ids": [0, 5]}, "prompt: token ids must be from 0 to 4, not 5"),
+        ({"stop": [-1]}, "stop: token ids must be from 0 to 4, not -1"),
+    ],
+)
+def test_a_bad_value_is_refused_before_the_first_token(changes: dict[str, object], message: str) -> None:
+    options: dict[str, object] = {"prompt_ids": [0], "max_new_tokens": 1} | changes
+    with pytest.raises(UsageProblem, match=message):
+        generate(Constant(FIVE), **options)  # type: ignore[arg-type]

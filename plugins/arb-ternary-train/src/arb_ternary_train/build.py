@@ -1,0 +1,152 @@
+"""From a config to the parts of a run: device, backend, data, masking, model."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+from torch import nn
+
+from arb_ternary.backends.select import AUTO, Selection, request_backend, select, use_backend
+from arb_ternary.config.choice import Choice
+from arb_ternary.errors import ComponentError
+from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.observers import RunObservers
+from arb_ternary.protocols.data import DataSource, MaskingStrategy
+from arb_ternary.ternary.control import seed_votes
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.precision import resolve_device
+from arb_ternary_train.seeding import seed_everything
+
+__all__ = [
+    "RunParts",
+    "build_model",
+    "build_observers",
+    "build_parts",
+    "choices_in",
+    "configured_backend",
+    "require_protocol",
+    "versions_of",
+]
+
+
+@frozen(eq=False)
+class RunParts:
+    """What every run is made of, whatever it does."""
+
+    device: torch.device
+    backend: Selection
+    data: DataSource
+    masking: MaskingStrategy
+    observers: RunObservers
+    model: nn.Module
+
+
+def build_parts(config: RunConfig, *, backend: str | None = None) -> RunParts:
+    """Build the parts that ``config`` names. The global generators are seeded, so that the same config builds the same.
+
+    Args:
+        config: the resolved config.
+        backend: what the command line asks for; None = what the environment or the config says.
+
+    Raises:
+        ArbError: a component cannot be built, does not keep its protocol, or cannot work here.
+    """
+    device = resolve_device(config.device)
+    observers = build_observers(config)
+    selection = select(
+        request_backend(command_line=backend, config=configured_backend(config), device=device.type), observers
+    )
+    data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
+    masking: MaskingStrategy = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
+    model = build_model(config, data.tokenizer.vocabulary_size, selection.name, device)
+    return RunParts(device, selection, data, masking, observers, model)
+
+
+def configured_backend(config: RunConfig) -> str | None:
+    """The backend that the config asks for; None where it leaves the choice open."""
+    return None if config.backend.strip().lower() == AUTO else config.backend
+
+
+def build_model(config: RunConfig, vocabulary_size: int, backend: str, device: torch.device) -> nn.Module:
+    """The config's model, on ``device``, with the run's seed in its votes.
+
+    Raises:
+        ComponentError: what was built is not a module.
+    """
+    seed_everything(config.seed)
+    with use_backend(backend):
+        model = config.model.build(vocabulary_size)
+    if not isinstance(model, nn.Module):
+        raise ComponentError(
+            f"model {config.model.name!r}: its factory returned a {type(model).__name__}, not a module"
+        )
+    seed_votes(model, config.seed)
+    return model.to(device)
+
+
+def build_observers(config: RunConfig) -> RunObservers:
+    """The config's trackers, by name; a second one of the same name gets a number."""
+    observers: dict[str, object] = {}
+    for choice in config.trackers:
+        name, serial = choice.name, 1
+        while name in observers:
+            serial += 1
+            name = f"{choice.name}-{serial}"
+        observers[name] = choice.build()
+    return RunObservers(observers)
+
+
+def require_protocol(component: Any, protocol: type, choice: Choice) -> Any:
+    """``component``, once it is known to have everything that ``protocol`` asks for.
+
+    Raises:
+        ComponentError: it lacks something; all of it is named.
+    """
+    wanted = [name for name in dir(protocol) if not name.startswith("_")]
+    absent = [name for name in wanted if not hasattr(component, name)]
+    if absent:
+        raise ComponentError(
+            f"{choice.kind} {choice.name!r}: {type(component).__name__} does not keep the protocol "
+            f"{protocol.__name__}: it lacks {', '.join(absent)}"
+        )
+    return component
+
+
+def choices_in(value: Any) -> Iterator[Choice]:
+    """Every component that a config names, at any depth."""
+    if isinstance(value, Choice):
+        yield value
+        value = value.options
+    if attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            yield from choices_in(getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from choices_in(item)
+
+
+def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
+    """Versions of Python, of the libraries that decide numbers, and of the distributions whose components take part.
+
+    What is merely installed is not listed: it has no part in the run.
+    """
+    registry = manager().registry
+    names = {(choice.kind, choice.name) for choice in choices_in(config)} | {("backend", backend)}
+    used = {"arb-ternary-core", "torch", "numpy", "safetensors"}
+    for kind, name in names:
+        registered = registry.find(kind, name)
+        if registered is not None and registered.distribution is not None:
+            used.add(registered.distribution)
+    versions = {"python": platform.python_version()}
+    for distribution in sorted(used):
+        try:
+            versions[distribution] = version(distribution)
+        except PackageNotFoundError:
+            versions[distribution] = "not a distribution"
+    return versions

@@ -1,0 +1,268 @@
+"""The checkpoints of a run: written whole or not at all, verified when read, the newest ``keep`` kept.
+
+``checkpoints/step-00000200/`` holds ``model.safetensors`` (the model's at-rest state dict), ``state.json`` and
+``state.safetensors`` (everything else) and ``manifest.json``. A checkpoint is written into a hidden temporary folder,
+every file and the folder are flushed to the disk, and only then it is renamed: a folder with a checkpoint's name is
+complete, whatever happened. ``checkpoints/latest`` names the newest one, for other programs. A second checkpoint at
+the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+from attrs import field, frozen
+from torch import Tensor
+
+from arb_ternary.errors import CheckpointError
+from arb_ternary_train import checkpoint_format as fmt
+
+__all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
+
+_LOG = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_TEMPORARY: Final = ".writing-"
+_MODEL: Final = "model.safetensors"
+_STATE_TENSORS: Final = "state.safetensors"
+_STATE: Final = "state.json"
+_MANIFEST: Final = "manifest.json"
+
+
+def _no_fault(point: str) -> None:
+    """The default of ``faults``: nothing fails."""
+
+
+@frozen(eq=False)
+class Checkpoint:
+    """A checkpoint that has been read and verified.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps of the whole run when it was written.
+        identity: what the run was: see ``arb_ternary_train.identity``.
+        model: the model's state dict, in the at-rest form.
+        state: everything else.
+    """
+
+    path: Path
+    step: int
+    identity: Mapping[str, Any]
+    model: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify the checkpoint in the folder ``path``.
+
+    Raises:
+        CheckpointError: it is missing, truncated, damaged or not a checkpoint; file and tensor are named.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no checkpoint folder of this name")
+    manifest = fmt.read_manifest(path / _MANIFEST)
+    for name, facts in manifest["files"].items():
+        if (file := path / name).exists() and (size := file.stat().st_size) != facts["size"]:
+            raise CheckpointError(f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}")
+    model = fmt.read_tensors(path / _MODEL, manifest["files"][_MODEL]["sha256"], manifest["tensors"][_MODEL])
+    tensors = fmt.read_tensors(
+        path / _STATE_TENSORS, manifest["files"][_STATE_TENSORS]["sha256"], manifest["tensors"][_STATE_TENSORS]
+    )
+    file = path / _STATE
+    if not file.exists():
+        raise CheckpointError(f"{file}: there is no such file; the checkpoint is incomplete")
+    if (found := fmt.file_digest(file)) != manifest["files"][_STATE]["sha256"]:
+        raise CheckpointError(
+            f"{file}: the file is damaged: its checksum {found[:16]}... is not the one in the manifest"
+        )
+    state = fmt.decode_state(json.loads(file.read_text(encoding="utf-8")), tensors)
+    return Checkpoint(path=path, step=manifest["step"], identity=manifest["identity"], model=model, state=state)
+
+
+@frozen
+class CheckpointStore:
+    """The checkpoints in one folder; one process at a time writes there.
+
+    Args:
+        root: the folder; made when the first checkpoint is written.
+        keep: how many checkpoints stay; 0 keeps all.
+        faults: called with the name of every point between two effects on the disk; a test raises or dies there.
+    """
+
+    root: Path
+    keep: int = 3
+    faults: Callable[[str], None] = field(default=_no_fault)
+
+    def save(
+        self, step: int, model: Mapping[str, Tensor], state: Mapping[str, Any], identity: Mapping[str, Any]
+    ) -> Path:
+        """Write a checkpoint and return its folder. On any failure the existing ones are left as they are.
+
+        Raises:
+            CheckpointError: the disk is full or refuses.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            final = self._unused(step)
+            temporary = self.root / f"{_TEMPORARY}{final.name}"
+            temporary.mkdir()
+            try:
+                self._write(temporary, step, model, state, identity)
+                temporary.rename(final)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            self.faults("renamed")
+            _flush(self.root)
+            self._point_to(final)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.root}: the checkpoint of step {step} cannot be written: {error}",
+                "Earlier checkpoints are intact. Free some space, then continue with --resume.",
+            ) from error
+        self._prune()
+        return final
+
+    def paths(self) -> list[Path]:
+        """The complete checkpoints, newest first."""
+        if not self.root.is_dir():
+            return []
+        found = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=_order, reverse=True)
+
+    def latest(self) -> Path:
+        """The newest checkpoint, whether it can be read or not.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        paths = self.paths()
+        if not paths:
+            raise CheckpointError(f"{self.root}: there is no checkpoint here yet")
+        return paths[0]
+
+    def newest_good(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """The newest checkpoint that can be read, and what was wrong with each newer one.
+
+        The damaged ones are set aside (``set-aside/``), so that they are in nobody's way and can still be examined.
+        """
+        problems: list[str] = []
+        for path in self.paths():
+            try:
+                checkpoint = read_checkpoint(path)
+            except CheckpointError as error:
+                problems.append(error.what)
+                _LOG.warning("%s; trying the checkpoint before it", error.what)
+                continue
+            self.set_aside_newer(path)
+            return checkpoint, tuple(problems)
+        return None, tuple(problems)
+
+    def set_aside_newer(self, path: Path) -> None:
+        """Move the checkpoints newer than ``path`` to ``set-aside/``: the run continues from ``path``.
+
+        What a kill left half done is tidied up too.
+        """
+        self._remove_leftovers()
+        for newer in self.paths():
+            if _order(newer) <= _order(path):
+                break
+            aside = self.root / "set-aside"
+            aside.mkdir(exist_ok=True)
+            serial = 0
+            while (target := aside / f"{newer.name}-{serial}").exists():
+                serial += 1
+            newer.rename(target)
+        self._point_to(path)
+        self._prune()
+
+    def _write(
+        self,
+        folder: Path,
+        step: int,
+        model: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        identity: Mapping[str, Any],
+    ) -> None:
+        tree, tensors = fmt.encode_state(state)
+        metadata = f"{fmt.FORMAT} {fmt.VERSION}"
+        self.faults("temporary folder made")
+        digests = {_MODEL: fmt.write_tensors(folder / _MODEL, model, metadata)}
+        self.faults("model written")
+        digests[_STATE_TENSORS] = fmt.write_tensors(folder / _STATE_TENSORS, tensors, metadata)
+        self.faults("state tensors written")
+        (folder / _STATE).write_text(json.dumps(tree, allow_nan=False) + "\n", encoding="utf-8")
+        self.faults("state written")
+        files = {
+            name: {"sha256": fmt.file_digest(folder / name), "size": (folder / name).stat().st_size}
+            for name in (_MODEL, _STATE_TENSORS, _STATE)
+        }
+        content = {"step": step, "identity": dict(identity), "files": files, "tensors": digests}
+        fmt.write_manifest(folder / _MANIFEST, content)
+        self.faults("manifest written")
+        for name in (*files, _MANIFEST):
+            _flush(folder / name)
+        _flush(folder)
+        self.faults("flushed")
+
+    def _unused(self, step: int) -> Path:
+        path, serial = self.root / f"step-{step:08d}", 0
+        while path.exists():
+            serial += 1
+            path = self.root / f"step-{step:08d}.{serial}"
+        return path
+
+    def _point_to(self, path: Path) -> None:
+        temporary = self.root / f"{_TEMPORARY}latest"
+        temporary.write_text(f"{path.name}\n", encoding="utf-8")
+        _flush(temporary)
+        self.faults("pointer written")
+        temporary.replace(self.root / "latest")
+        _flush(self.root)
+        self.faults("pointer replaced")
+
+    def _remove_leftovers(self) -> None:
+        for path in self.root.glob(f"{_TEMPORARY}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _prune(self) -> None:
+        """Delete all but the newest ``keep``; the one just written is always among them."""
+        if self.keep <= 0:
+            return
+        for path in self.paths()[self.keep :]:
+            # Renamed first: a deletion that is cut short must not leave half a checkpoint under a valid name.
+            doomed = self.root / f"{_TEMPORARY}deleted-{path.name}"
+            try:
+                path.rename(doomed)
+                self.faults("old one renamed")
+                shutil.rmtree(doomed)
+            except OSError as error:
+                _LOG.warning("%s: an old checkpoint cannot be deleted: %s", path, error)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path}: not the name of a checkpoint", "Their names are like step-00000200.")
+    return int(match[1]), int(match[2] or 0)
+
+
+def _flush(path: Path) -> None:
+    """Make ``path`` (a file or a folder) durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""Checks that core registers: ``pure`` and ``validation_loss``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from arb_ternary.config.options import option, positive
+from arb_ternary.protocols.runs import CheckResult
+from arb_ternary.ternary.audit import audit
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import RunContext
+
+__all__ = ["PureCheck", "ValidationLossCheck", "ValidationLossConfig", "build_pure", "build_validation_loss"]
+
+
+class PureCheck:
+    """Passes when the model has no float parameter and no float buffer."""
+
+    def check(self, context: RunContext) -> CheckResult:
+        """Audit the model."""
+        counted = audit(context.model)
+        numbers = {
+            "ternary_weights": float(counted.ternary_weights),
+            "float_parameters": float(counted.float_parameters),
+            "float_buffers": float(counted.float_buffers),
+        }
+        summary = (
+            f"{counted.ternary_weights:,} ternary weights, {counted.float_parameters:,} float parameters, "
+            f"{counted.float_buffers:,} floats in buffers"
+        )
+        return CheckResult(passed=counted.pure, summary=summary, metrics=numbers)
+
+
+@frozen(kw_only=True)
+class ValidationLossConfig:
+    """Options of the check ``validation_loss``."""
+
+    max: float = option(help="largest validation loss that passes, in nats a token", validator=positive)
+
+
+class ValidationLossCheck:
+    """Passes when the loss on all validation tokens is at most ``config.max``."""
+
+    def __init__(self, config: ValidationLossConfig) -> None:
+        self.config = config
+
+    def check(self, context: RunContext) -> CheckResult:
+        """Compare the run's last full evaluation; a loss that is not a number does not pass."""
+        result = context.validation if context.validation is not None else context.evaluate()
+        return CheckResult(
+            passed=result.loss <= self.config.max,
+            summary=f"validation loss {result.loss:.4f}, at most {self.config.max:g} allowed",
+            metrics={"validation_loss": result.loss, "max": self.config.max},
+        )
+
+
+def build_pure(config: None) -> PureCheck:
+    """Factory of the check ``pure``."""
+    return PureCheck()
+
+
+def build_validation_loss(config: ValidationLossConfig) -> ValidationLossCheck:
+    """Factory of the check ``validation_loss``."""
+    return ValidationLossCheck(config)

@@ -1,0 +1,49 @@
+"""``arb eval``: measure a run's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.output import print_json, print_table
+
+__all__ = ["evaluate"]
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--batches", type=click.IntRange(min=1), help="Batches to evaluate, spread over the text; default: all.")
+@click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
+@click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
+@plugin_files
+@as_json
+def evaluate(run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool) -> None:
+    """Loss of RUN (a run directory or a checkpoint) on its validation tokens, beside their entropies, and the audit."""
+    from arb_ternary.ternary.audit import audit
+    from arb_ternary_text.data.entropy import bigram_entropy, unigram_entropy
+    from arb_ternary_train.restore import load_run, measure
+
+    trained = load_run(run, backend=backend, device=device)
+    data, result = measure(trained, batches)
+    seen, counted = data.validation[: result.span], audit(trained.model)
+    numbers = {
+        "checkpoint": str(trained.checkpoint.path),
+        "step": trained.checkpoint.step,
+        "backend": trained.backend,
+        "tokens": result.tokens,
+        "validation_loss": result.loss,
+        "perplexity": result.perplexity,
+        "unigram_entropy": unigram_entropy(seen[1:]),
+        "bigram_entropy": bigram_entropy(seen),
+    }
+    if as_json:
+        print_json({**numbers, "audit": counted.to_json()})
+        return
+    print_table(("what the model stores", "elements", "bytes"), counted.table())
+    click.echo()
+    rows = [
+        (key.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else value) for key, value in numbers.items()
+    ]
+    print_table(("evaluation", ""), rows)

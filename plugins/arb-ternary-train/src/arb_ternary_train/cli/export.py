@@ -1,0 +1,25 @@
+"""``arb export``: write a run's model in another form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from arb_ternary.cli.options import plugin_files
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--to", "target", default="safetensors", show_default=True, metavar="NAME", help="Exporter.")
+@click.option("-o", "--option", "options", metavar="NAME=VALUE", multiple=True, help="Option of the exporter.")
+@plugin_files
+def export(run: Path, destination: Path, target: str, options: tuple[str, ...]) -> None:
+    """Write the model of RUN (a run directory or a checkpoint) to DESTINATION."""
+    from arb_ternary_train.export import export_run
+
+    written = export_run(run, destination, target, options)
+    click.echo(f"{destination}: {written}")

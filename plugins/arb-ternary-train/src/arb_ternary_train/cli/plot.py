@@ -1,0 +1,25 @@
+"""``arb plot``: draw the curves of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["plot"]
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The figure (.png, .svg, .pdf); default: RUN/loss.png."
+)
+def plot(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Draw training and validation loss of one or several runs, and the entropies of the validation tokens."""
+    from arb_ternary_train.directory import RunDirectory
+    from arb_ternary_train.plot import plot_losses
+
+    directories = [RunDirectory.existing(run) for run in runs]
+    destination = runs[0] / "loss.png" if output is None else output
+    plot_losses(directories, destination)
+    click.echo(destination)

@@ -1,0 +1,96 @@
+"""Export: a trained run through an exporter, and the exporter ``safetensors``, which core registers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from attrs import frozen
+from torch import nn
+
+from arb_ternary.config.choice import ExporterChoice
+from arb_ternary.config.document import Document
+from arb_ternary.config.options import option
+from arb_ternary.config.overrides import apply_overrides
+from arb_ternary.config.plain import to_plain
+from arb_ternary.config.structure import structure
+from arb_ternary.errors import ArbError
+from arb_ternary.plugins.manager import manager
+from arb_ternary.protocols.runs import Exporter
+from arb_ternary_train.build import require_protocol
+from arb_ternary_train.checkpoint_format import write_tensors
+from arb_ternary_train.restore import load_run
+
+__all__ = ["SafetensorsExporter", "build_safetensors", "export_run"]
+
+
+@frozen(kw_only=True)
+class _Export:
+    exporter: ExporterChoice = option(help="how the model is written")
+
+
+def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
+    """Write the model of ``run`` (a run directory or a checkpoint) to ``destination`` with the exporter ``name``.
+
+    Args:
+        run: where the model is.
+        destination: a file or folder, as the exporter likes.
+        name: of the exporter.
+        options: of the exporter, ``name=value`` each.
+
+    Returns:
+        One line about what was written.
+
+    Raises:
+        UsageProblem: there is no such exporter or run.
+        ConfigError: an option is wrong.
+    """
+    registry = manager().registry
+    registry.get("exporter", name)
+    document = Document({"exporter": {"name": name}}, source="--to")
+    document = apply_overrides(document, [f"exporter.{text}" for text in options])
+    choice = structure(_Export, document, registry).exporter
+    exporter: Exporter = require_protocol(choice.build(), Exporter, choice)
+    trained = load_run(run)
+    metadata = {
+        "name": trained.config.name,
+        "step": trained.checkpoint.step,
+        "model": to_plain(trained.config.model, given=False),
+        "vocabulary_size": trained.record["vocabulary_size"],
+        "tokenizer": trained.tokenizer.to_json(),
+        "versions": trained.record["versions"],
+    }
+    exporter.export(trained.model, destination, metadata)
+    return f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"
+
+
+class SafetensorsExporter:
+    """Ternary weights in base 3 (five trits a byte), exponents and votes as int8, float parts as they are."""
+
+    def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
+        """Write ``model`` to the file ``destination``, replacing one that exists only once the new one is complete.
+
+        The header's metadata holds ``metadata`` as JSON under ``arb_ternary``.
+
+        Raises:
+            ArbError: the file cannot be written.
+        """
+        temporary = destination.with_name(f".{destination.name}.writing")
+        try:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(temporary, model.state_dict(), json.dumps(dict(metadata), sort_keys=True))
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(destination)
+        except (OSError, safetensors.SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise ArbError(f"{destination}: cannot be written: {error}") from error
+
+
+def build_safetensors(config: None) -> SafetensorsExporter:
+    """Factory of the exporter ``safetensors``."""
+    return SafetensorsExporter()

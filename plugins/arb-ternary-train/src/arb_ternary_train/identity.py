@@ -1,0 +1,46 @@
+"""What makes two runs the same: everything in the config that decides the result, the data, and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from arb_ternary.config.paths import show_path
+from arb_ternary.config.plain import leaves, to_plain
+from arb_ternary.protocols.data import DataSource
+from arb_ternary_train.config import RunConfig
+
+__all__ = ["differences", "run_identity"]
+
+#: Keys of a config that a run may change when it is resumed: where it runs, and who looks on.
+RUNTIME_KEYS: Final = frozenset(
+    {"name", "device", "backend", "deterministic", "checkpoint", "trackers", "checks", "requires", "plugins", "data"}
+)
+
+
+def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
+    """The identity of a run, as plain JSON. Data counts by its content, not by where it lies."""
+    plain: dict[str, Any] = to_plain(config, given=False)
+    return {
+        "config": {key: value for key, value in plain.items() if key not in RUNTIME_KEYS},
+        "data": data.fingerprint(),
+        "vocabulary_size": data.tokenizer.vocabulary_size,
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each value that differs between two identities."""
+    old, new = dict(leaves(dict(before))), dict(leaves(dict(now)))
+    absent = object()
+    lines = []
+    for path in sorted(old.keys() | new.keys(), key=str):
+        then, here = old.get(path, absent), new.get(path, absent)
+        if then != here:
+            shown = show_path(path[1:] if path[:1] == ("config",) else path)
+            lines.append(f"{shown}: {_show(then, absent)} there, {_show(here, absent)} here")
+    return lines
+
+
+def _show(value: Any, absent: object) -> str:
+    text = "nothing" if value is absent else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

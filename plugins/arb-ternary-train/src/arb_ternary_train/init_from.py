@@ -1,0 +1,79 @@
+"""Start from the weights of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from arb_ternary.errors import CheckpointError
+from arb_ternary.ternary.control import MICRO, seed_votes, ternary_modules
+from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
+from arb_ternary_train.directory import RunDirectory
+
+__all__ = ["checkpoint_path", "load_state", "load_weights"]
+
+#: How many names an error lists.
+_LISTED = 5
+
+
+def checkpoint_path(source: Path) -> Path:
+    """The checkpoint that ``source`` means: itself, or the newest of the run directory that it is.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    directory = RunDirectory(source)
+    if directory.exists():
+        return CheckpointStore(directory.checkpoints).latest()
+    return source
+
+
+def load_weights(model: nn.Module, source: Path, *, seed: int) -> Path:
+    """Give ``model`` the weights, votes and exponents of a run directory or checkpoint; returns the checkpoint.
+
+    Votes continue with the randomness of ``seed``, not with that of the other run.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or its tensors are not exactly those of ``model``.
+    """
+    path = checkpoint_path(source)
+    checkpoint = read_checkpoint(path)
+    load_state(model, checkpoint.model, str(path / "model.safetensors"))
+    seed_votes(model, seed)
+    for _, module in ternary_modules(model):
+        module.control[MICRO] = 0
+    return path
+
+
+def load_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """``model.load_state_dict``, with names, shapes and kinds of number checked first.
+
+    Raises:
+        CheckpointError: they differ; the first few differences are listed.
+    """
+    wanted: dict[str, Tensor] = model.state_dict()
+    faults = [f"missing: {name}" for name in wanted if name not in tensors]
+    faults += [f"not in the model: {name}" for name in tensors if name not in wanted]
+    for name, tensor in wanted.items():
+        if name in tensors:
+            faults += _unlike(name, tensor, tensors[name])
+    if faults:
+        more = [f"... and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
+        raise CheckpointError(
+            f"{where}: its tensors are not those of the model: {len(faults)} differ",
+            "\n".join([*faults[:_LISTED], *more, "The config's model section must be that of the run it comes from."]),
+        )
+    model.load_state_dict(dict(tensors))
+
+
+def _unlike(name: str, wanted: Tensor, found: Tensor) -> list[str]:
+    # The origin of the exponents is one number for the whole weight until exponents move apart.
+    if name.endswith("exponent_origin"):
+        return []
+    if wanted.shape != found.shape:
+        return [f"{name}: shape {tuple(found.shape)}, the model's is {tuple(wanted.shape)}"]
+    if wanted.dtype != found.dtype and not (wanted.is_floating_point() and found.is_floating_point()):
+        return [f"{name}: {found.dtype}, the model's is {wanted.dtype}"]
+    return []

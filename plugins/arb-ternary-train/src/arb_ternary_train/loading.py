@@ -1,0 +1,115 @@
+"""From the config file of a run to a :class:`RunConfig`: read, override, check requirements, structure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any, Protocol
+
+from attrs import evolve
+
+from arb_ternary import environment
+from arb_ternary.config.document import Document
+from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.loading import LoadedConfig, read_document, value_origins
+from arb_ternary.config.overrides import apply_overrides, set_value
+from arb_ternary.config.paths import Origin, find_origin
+from arb_ternary.config.plain import leaves, to_plain
+from arb_ternary.config.requirements import unmet_requirements
+from arb_ternary.config.structure import GIVEN, Registry, structure_with_faults
+from arb_ternary.errors import ArbError, EnvironmentProblem
+from arb_ternary.plugins.manager import manager
+from arb_ternary_train.config import RunConfig, apply_exact, exact_faults
+
+__all__ = ["PluginHost", "load_config", "structure_run"]
+
+
+class PluginHost(Protocol):
+    """The part of the plugin manager that loading needs."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    def load_file(self, path: FilePath, /) -> Any: ...
+
+
+def load_config(
+    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, plugins: PluginHost | None = None
+) -> LoadedConfig[RunConfig]:
+    """Load the config of a run.
+
+    In order of precedence, a value comes from ``overrides``, from the environment (``ARB_TERNARY_BACKEND``), from the
+    file, or is a default. The config's own plugin files are loaded into ``plugins`` first.
+
+    Args:
+        path: a YAML, JSON or TOML file.
+        overrides: ``path=value`` each, as given to ``-o``.
+        plugins: where components come from; the process-wide plugin manager when None.
+
+    Raises:
+        ConfigError: the file or its content is wrong; every fault is listed with file and line.
+        EnvironmentProblem: the config is right, but names what is not installed or failed to load.
+    """
+    host = plugins if plugins is not None else manager()
+    document = _apply_environment(apply_overrides(read_document(path), overrides))
+    document = _load_plugin_files(document, FilePath(path).parent, host)
+    return structure_run(document, host.registry)
+
+
+def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunConfig]:
+    """Structure the document of a run, check its requirements, and apply ``exact``.
+
+    Raises:
+        InvalidConfig, ConfigEnvironmentProblem: as :func:`load_config`.
+    """
+    config, faults = structure_with_faults(RunConfig, document, registry)
+    faults.extend(unmet_requirements(_texts(document, "requires")))
+    faults.extend(exact_faults(*_exact_and_given(document.data)))
+    if faults or config is None:
+        raise_faults(faults, document.origins, document.source)
+    resolved = apply_exact(config, document.origins, document.source)
+    before = dict(leaves(to_plain(config)))
+    derived = Origin("derived", f"exact ({find_origin(document.origins, ('exact',))})")
+    changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
+    return LoadedConfig(resolved, document.data, value_origins(resolved, document, changed), document.source)
+
+
+def _exact_and_given(data: Any) -> tuple[bool, Mapping[str, Any]]:
+    """What the user said about exactness: read from plain values, so that other faults do not hide a contradiction."""
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, dict) or data.get("exact") is not True:
+        return False, {}
+    given = model.get(GIVEN)
+    return True, {key: model[key] for key in given if key in model} if isinstance(given, list) else model
+
+
+def _texts(document: Document, key: str) -> list[str]:
+    """The list of texts at a key of the top level; empty when it is not one, which structuring reports."""
+    value = document.data.get(key) if isinstance(document.data, dict) else None
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else []
+
+
+def _apply_environment(document: Document) -> Document:
+    name = "ARB_TERNARY_BACKEND"
+    value = environment.given().get(name, "").strip()
+    origin = document.origins.get(("backend",))
+    if not value or (origin is not None and origin.kind == "override"):
+        return document
+    return set_value(document, ("backend",), value, Origin("environment", name))
+
+
+def _load_plugin_files(document: Document, folder: FilePath, plugins: PluginHost) -> Document:
+    """Load the files under ``plugins:``, and make their paths absolute, so that a resolved config works anywhere."""
+    files = _texts(document, "plugins")
+    faults = list(document.faults)
+    for index, text in enumerate(files):
+        origin = find_origin(document.origins, ("plugins", index))
+        is_typed = origin is not None and origin.kind == "override"
+        files[index] = str(((FilePath() if is_typed else folder) / text).resolve())
+        try:
+            plugins.load_file(FilePath(files[index]))
+        except ArbError as error:
+            missing = isinstance(error, EnvironmentProblem)
+            faults.append(Fault(("plugins", index), error.what, error.hint, environment=missing))
+    return evolve(document, faults=tuple(faults))

@@ -1,0 +1,49 @@
+"""Two optimizers as one: one for the ternary modules of a model, one for its float parameters.
+
+Modules with integer weights of their own format (:mod:`arb_ternary.ternary.stored`) belong to the ternary part.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from torch.optim import Optimizer
+
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.options import default_choice
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.joined import JoinedOptimizer
+from arb_ternary.optim.protocol import Trainable, require_accepted
+
+__all__ = ["SplitConfig", "build"]
+
+
+@frozen(kw_only=True)
+class SplitConfig:
+    """Options of ``split``: which optimizer trains which part."""
+
+    ternary: OptimizerChoice = default_choice("scaled_votes", "Optimizer of the ternary modules.")
+    float: OptimizerChoice = default_choice("adamw", "Optimizer of the float parameters.")
+
+
+def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
+    """Factory of the optimizer ``split``. A part of which the model has everything frozen now is left out.
+
+    Raises:
+        ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a part has what its
+            optimizer cannot train.
+    """
+    parts: dict[str, Optimizer] = {}
+    for name, choice, part, kinds in (
+        ("ternary", config.ternary, evolve(trainable, floats={}), {"ternary", "stored"}),
+        ("float", config.float, evolve(trainable, ternary={}, stored={}), {"float"}),
+    ):
+        if not part.parts and trainable.idle & kinds and trainable.parts:
+            continue
+        if not part.parts:
+            raise ConfigError(
+                f"optimizer.{name}: the model has no {name} parts to train",
+                "name the other optimizer alone, without 'split'",
+            )
+        require_accepted(f"optimizer.{name}", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), part)
+        parts[name] = choice.build(part)
+    return JoinedOptimizer(parts)

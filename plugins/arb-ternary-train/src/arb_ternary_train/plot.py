@@ -1,0 +1,131 @@
+"""A figure of loss over steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from arb_ternary.errors import ArbError
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.metrics import read_metrics
+
+__all__ = ["plot_losses", "smoothed"]
+
+#: Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def smoothed(values: Sequence[float], reach: int) -> list[float]:
+    """Centred moving average over ``reach`` values on either side, fewer near the ends: it does not lag behind."""
+    sums = [0.0, *accumulate(values)]
+    out = []
+    for index in range(len(values)):
+        first, last = max(0, index - reach), min(len(values), index + reach + 1)
+        out.append((sums[last] - sums[first]) / (last - first))
+    return out
+
+
+def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
+    """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
+
+    Training loss (thin: every step; thick: smoothed), validation loss as points, and the unigram and bigram entropies
+    of the validation tokens as horizontal lines where a finished run has measured them. Below, the micro-batches
+    of each step, where a run took more than one.
+
+    Raises:
+        ArbError: a run has no step yet, or the file cannot be written.
+    """
+    # The object interface draws without a display and without global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    metrics = [read_metrics(run.metrics_file) for run in runs]
+    draws = [_points(records, "train", "draws") for records in metrics]
+    if any(count != 1 for points in draws for _, count in points):
+        axes, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        _draw_draws(lower, draws)
+    else:
+        axes = lower = figure.add_subplot()
+    entropies: dict[str, float] = {}
+    top: list[float] = []
+    for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
+        colour = _COLOURS[index % len(_COLOURS)]
+        train = _points(records, "train")
+        if not train:
+            raise ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
+        steps, losses = zip(*train, strict=True)
+        label = run.path.name if len(runs) > 1 else "training"
+        line = smoothed(losses, len(losses) // 80)
+        axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.3)
+        axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
+        top.append(max(line))
+        if validation := _points(records, "validation"):
+            shown = f"{run.path.name}, validation" if len(runs) > 1 else "validation"
+            axes.plot(
+                *zip(*validation, strict=True),
+                color=colour,
+                linestyle="none",
+                marker="o",
+                markersize=5,
+                markerfacecolor="white",
+                label=shown,
+            )
+        entropies.update(_entropies(run))
+    for name, value in sorted(entropies.items(), key=lambda item: -item[1]):
+        axes.axhline(value, color="0.35", linewidth=1.0, linestyle="--" if name.startswith("unigram") else ":")
+        axes.annotate(
+            f"{name} {value:.3f}",
+            (1.0, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+            color="0.35",
+        )
+    lower.set_xlabel("optimizer step")
+    axes.set_ylabel("loss, nats a token")
+    axes.set_title(" and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
+    axes.set_ylim(top=max([*top, *entropies.values()]) * 1.05)
+    for each in {axes, lower}:
+        each.grid(color="0.9", linewidth=0.6)
+        each.set_axisbelow(True)
+        each.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(destination)
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+
+
+def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Micro-batches a step of each run: thin every step, thick smoothed."""
+    for index, points in enumerate(points for points in draws if points):
+        colour = _COLOURS[index % len(_COLOURS)]
+        steps, counts = zip(*points, strict=True)
+        axes.plot(steps, counts, color=colour, linewidth=0.6, alpha=0.3)
+        axes.plot(steps, smoothed(counts, len(counts) // 80), color=colour, linewidth=1.6)
+    axes.set_ylabel("draws a step")
+    axes.set_ylim(bottom=0)
+
+
+def _points(records: Sequence[dict[str, Any]], event: str, key: str = "loss") -> list[tuple[int, float]]:
+    """Step and ``key`` of each record of ``event``; a number that is not finite is a string there and is left out."""
+    found = [(record["step"], record.get(key)) for record in records if record.get("event") == event]
+    return [(step, value) for step, value in found if isinstance(value, int | float)]
+
+
+def _entropies(run: RunDirectory) -> dict[str, float]:
+    if not run.result_file.exists():
+        return {}
+    try:
+        result = json.loads(run.result_file.read_text(encoding="utf-8"))
+        return {f"{kind} entropy": float(result[f"{kind}_entropy"]) for kind in ("unigram", "bigram")}
+    except (OSError, ValueError, KeyError) as error:
+        raise ArbError(f"{run.result_file}: cannot be read: {error}") from error

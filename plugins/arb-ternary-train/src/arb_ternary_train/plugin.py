@@ -1,0 +1,100 @@
+"""What training registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from arb_ternary import hookimpl
+from arb_ternary.specs import CheckSpec, CommandSpec, ExporterSpec, OptimizerSpec, PhaseSpec, TrackerSpec
+
+ARB_API_VERSION = (1, 3)
+
+
+@hookimpl
+def arb_plugin_info() -> Mapping[str, str]:
+    return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation and export"}
+
+
+@hookimpl
+def arb_register_optimizers() -> Sequence[OptimizerSpec]:
+    return (
+        OptimizerSpec(
+            name="split",
+            target="arb_ternary_train.optim.split:build",
+            config="arb_ternary_train.optim.split:SplitConfig",
+            accepts=frozenset({"ternary", "float", "stored"}),
+            summary="one optimizer for ternary modules and one for float parameters",
+        ),
+        OptimizerSpec(
+            name="adamw",
+            target="arb_ternary_train.optim.adamw:build",
+            config="arb_ternary_train.optim.adamw:AdamWConfig",
+            accepts=frozenset({"float"}),
+            summary="torch's AdamW, for float parameters",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_phases() -> Sequence[PhaseSpec]:
+    return (
+        PhaseSpec(
+            name="standard",
+            target="arb_ternary_train.standard:build",
+            config="arb_ternary_train.standard:StandardConfig",
+            summary="end-to-end training or fine-tuning for a number of steps",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_trackers() -> Sequence[TrackerSpec]:
+    return (
+        TrackerSpec(
+            name="csv",
+            target="arb_ternary_train.trackers:build_csv",
+            config="arb_ternary_train.trackers:CsvConfig",
+            summary="metrics of every step in a CSV file",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_exporters() -> Sequence[ExporterSpec]:
+    return (
+        ExporterSpec(
+            name="safetensors",
+            target="arb_ternary_train.export:build_safetensors",
+            suffix=".safetensors",
+            summary="packed weights in one safetensors file",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_checks() -> Sequence[CheckSpec]:
+    return (
+        CheckSpec(
+            name="pure",
+            target="arb_ternary_train.checks:build_pure",
+            summary="every weight of the model is ternary",
+        ),
+        CheckSpec(
+            name="validation_loss",
+            target="arb_ternary_train.checks:build_validation_loss",
+            config="arb_ternary_train.checks:ValidationLossConfig",
+            summary="the validation loss is at most a maximum",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_commands() -> Sequence[CommandSpec]:
+    return (
+        CommandSpec(name="train", target="arb_ternary_train.cli.train:train", summary="Run a config's phases."),
+        CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
+        CommandSpec(
+            name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."
+        ),
+        CommandSpec(name="plot", target="arb_ternary_train.cli.plot:plot", summary="Draw the curves of runs."),
+    )

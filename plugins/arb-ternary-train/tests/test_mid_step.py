@@ -1,0 +1,48 @@
+"""A run that is stopped between two micro-batches of one step goes on from there to the same bytes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.cli.main import main
+from arb_ternary_train.loop import TrainingLoop
+
+CONFIG = """
+name: accumulated
+data: {name: text, path: text.txt}
+model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
+optimizer: {name: split, ternary: {name: OPTIMIZER}, float: {name: adamw}}
+checkpoint: {every: 0, keep: 2}
+phases:
+  - {name: standard, steps: 5, batch_size: 2, block_size: 8, eval_every: 0, gradient_accumulation_steps: 3}
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sign_votes", "scaled_votes"])
+def test_a_run_stopped_in_the_middle_of_a_step_ends_with_the_same_bytes(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+    Path("run.yaml").write_text(CONFIG.replace("OPTIMIZER", optimizer))
+    assert main(["train", "run.yaml", "--run-dir", "whole"]) == 0
+    draws = []
+    backward = TrainingLoop._backward
+
+    def stopped(self: TrainingLoop, loss: Any) -> None:
+        draws.append(loss)
+        if len(draws) == 8:
+            signal.raise_signal(signal.SIGTERM)
+        backward(self, loss)
+
+    monkeypatch.setattr(TrainingLoop, "_backward", stopped)
+    assert main(["train", "run.yaml", "--run-dir", "part"]) == 130
+    assert main(["train", "run.yaml", "--run-dir", "part", "--resume"]) == 0
+    assert Path("part/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()
+    ends = [next(Path(run, "checkpoints").glob("step-00000005*")) for run in ("part", "whole")]
+    for file in ("model.safetensors", "state.safetensors", "state.json"):
+        assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from arb_ternary_train.progress import LogFile, PlainReporter, RichReporter, format_duration, make_reporter
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (59.4, "59s"), (59.6, "1m00s"), (61, "1m01s"), (3600, "1h00m"), (11_220, "3h07m")],
+)
+def test_durations_read_as_people_write_them(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_terminal_gets_a_bar_and_anything_else_plain_lines() -> None:
+    assert isinstance(make_reporter(stream=Terminal()), RichReporter)
+    assert isinstance(make_reporter(stream=io.StringIO()), PlainReporter)
+
+
+def test_plain_lines_show_logged_steps_and_every_note(tmp_path: Path) -> None:
+    stream, log = io.StringIO(), LogFile(tmp_path / "logs" / "train.log")
+    reporter = PlainReporter(log, stream)
+    reporter.start("standard", 100, 0)
+    reporter.step(1, {"loss": 2.34567, "flips": 12}, log=False)
+    reporter.step(10, {"loss": 1.25, "flips": 3, "tok/s": 1200}, log=True)
+    reporter.note("step 10: validation loss 1.3000")
+    reporter.stop()
+    log.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "standard: step 0 of 100"
+    assert lines[1].startswith("standard 10/100  loss 1.2500  flips 3  tok/s 1200  left ")
+    assert lines[2] == "step 10: validation loss 1.3000"
+    assert len(lines) == 3
+    logged = (tmp_path / "logs" / "train.log").read_text().splitlines()
+    assert [line[20:] for line in logged] == [
+        "standard: step 0 of 100",
+        "step 10  loss 1.2500  flips 3  tok/s 1200",
+        "step 10: validation loss 1.3000",
+    ]
+
+
+def test_the_bar_shows_loss_speed_flips_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = RichReporter()
+    reporter.start("standard", 100, 0)
+    reporter.note("a note before")
+    reporter.step(50, {"loss": 1.5, "flips": 7, "tok/s": 900}, log=False)
+    reporter.stop()
+    reporter.note("a note after")
+    shown = capsys.readouterr().err
+    for words in ("a note before", "50/100", "loss 1.5000", "flips 7", "tok/s 900", "left", "a note after"):
+        assert words in shown
+
+
+def test_a_log_file_is_continued_not_replaced(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        log = LogFile(tmp_path / "train.log")
+        log.line(text)
+        log.close()
+    assert [line[20:] for line in (tmp_path / "train.log").read_text().splitlines()] == ["first", "second"]

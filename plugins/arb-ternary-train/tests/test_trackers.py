@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.errors import ArbError, Interrupted
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.trackers import CsvConfig, build_csv
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_has_one_row_a_step_with_the_numbers_of_the_metrics_file(tiny: Any) -> None:
+    run, _ = tiny.run("run", "trackers=[csv, {name: csv, path: deep/again.csv}]")
+    table = rows(run.path / "metrics.csv")
+    train = [record for record in read_metrics(run.metrics_file) if record["event"] == "train"]
+    assert [float(row["loss"]) for row in table] == [record["loss"] for record in train]
+    assert [int(row["step"]) for row in table] == list(range(1, 9))
+    assert float(table[0]["tokens_per_second"]) > 0
+    assert len(rows(run.path / "deep" / "again.csv")) == 8
+
+
+def test_a_resumed_run_continues_the_table_without_a_gap_or_a_repetition(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from arb_ternary_train.context import RunContext
+
+    record_step = RunContext.record_step
+
+    def stopping(self: RunContext, *arguments: Any, **options: Any) -> None:
+        record_step(self, *arguments, **options)
+        if self.step == 4:
+            self.stop.set("a test")
+        if self.step == 5:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(RunContext, "record_step", stopping)
+    with pytest.raises(Interrupted):
+        tiny.run("run", "trackers=[csv]")
+    with pytest.raises(RuntimeError):
+        tiny.run("run", "trackers=[csv]", resume="auto")
+    monkeypatch.undo()
+    run, _ = tiny.run("run", "trackers=[csv]", resume="auto")
+    assert [int(row["step"]) for row in rows(run.path / "metrics.csv")] == list(range(1, 9))
+
+
+def test_a_tracker_outside_a_run_and_a_path_that_cannot_be_written_are_errors(tiny: Any) -> None:
+    with pytest.raises(ArbError, match="outside a run"):
+        build_csv(CsvConfig()).arb_checkpoint_save(None, {})  # type: ignore[arg-type]
+    with pytest.raises(ArbError, match="cannot be written"):
+        tiny.run("run", "trackers=[{name: csv, path: run.json/metrics.csv}]")

@@ -1,0 +1,161 @@
+"""The common part of rules whose votes are normalised gradients: magnitudes, scales, and the order of a step."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.control import MICRO, hash_words
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes.magnitudes import Magnitudes
+from arb_ternary_votes.sign_votes import effective_threshold
+
+__all__ = ["NormalisedVotes", "casts_integers"]
+
+
+class NormalisedVotes(TernaryOptimizer):
+    """Casts votes by ``cast_scaled_votes`` and applies them by ``apply_scaled_votes``; a rule says how many and when.
+
+    A step takes in the magnitudes of its gradients, sets the scales of the next backward pass, moves exponents and lets
+    the rule flip. Groups need the entries ``base_lr``, ``clip``, ``carry``, ``magnitude_decay``, ``exponent_rate`` and
+    ``band``, and get ``vote_rate``: the rate of the last step, at which votes are cast until the next one.
+
+    Args:
+        modules: ternary modules by qualified name.
+        defaults: entries of every group.
+    """
+
+    def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
+        super().__init__(modules, defaults)
+        self._magnitudes = [
+            [Magnitudes(m.shape.out_features, m.shape.in_features, m.weight.device) for m in group]
+            for group in self._modules
+        ]
+        for module in modules.values():
+            module.use_scaled_votes(integer=casts_integers(module))
+        self._refresh_scales()
+
+    @abstractmethod
+    def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        """Votes for a gradient of one standard deviation, at the group's ``vote_rate`` above 0."""
+
+    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+        """How votes of ``quanta`` a standard deviation are cast: factor of the gradient, largest vote, ``noise_shift``.
+
+        Here they are proportional to the gradient, up to the group's ``clip``, and rounded stochastically.
+        """
+        return quanta, group["clip"] * quanta, 0
+
+    @abstractmethod
+    def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        """Votes of one standard deviation that move an exponent at ``exponent_rate``."""
+
+    @abstractmethod
+    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+        """Apply the votes of one module; returns the flips (int64 scalar).
+
+        Args:
+            group: of the module.
+            module: with a rate above 0, and not frozen.
+            place: its group's number and its own within it.
+            voted: whether votes can have been cast since the last step.
+        """
+
+    def _apply_votes(self, group: Mapping[str, Any], module: TernaryModule, threshold: int, decay: int) -> Tensor:
+        """``apply_scaled_votes`` on one module, with ``decay`` in units of 2**-16."""
+        flips: Tensor = kernel(module.backend, "apply_scaled_votes")(
+            module.weight, module.votes, threshold, decay, group["carry"], *hash_words(module.control), module.shape
+        )
+        torch.autograd.graph.increment_version((module.weight, module.votes))
+        return flips
+
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+        flips = torch.zeros((), dtype=torch.int64)
+        moves = torch.zeros((), dtype=torch.int64)
+        index = next(i for i, other in enumerate(self._modules) if other is modules)
+        group["vote_rate"] = group["lr"]
+        for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
+            assert module.magnitudes is not None
+            voted = False
+            if not module.frozen and bool(module.magnitudes.any()):
+                voted = magnitudes.steps > 0
+                casts = max(1, int(module.control[MICRO]))
+                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"], casts)
+            self._set_scale(module, magnitudes, group)
+            if module.frozen or group["lr"] <= 0:
+                continue
+            if module.voting_exponents() is not None:
+                moves += kernel(module.backend, "apply_exponent_votes")(
+                    module.exponent,
+                    module.exponent_votes,
+                    module.exponent_origin,
+                    group["e_accum_threshold"],
+                    group["band"],
+                    0,
+                ).to(moves.device)
+                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
+            flips += self._flip(group, module, (index, i), voted).to(flips.device)
+            if isinstance(module, TernaryLinear):
+                rate = group["lr"] / group["base_lr"]
+                module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
+        return flips, moves
+
+    def defer_step(self) -> None:
+        """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
+        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            for module, magnitudes in zip(modules, tracked, strict=True):
+                magnitudes.deferred = int(module.control[MICRO])
+                if magnitudes.spread > magnitudes.casts:
+                    self._set_scale(module, magnitudes, group)
+
+    def _set_scale(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
+        """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
+        assert module.vote_scale is not None
+        integer = casts_integers(module)
+        if magnitudes.steps == 0 or group["vote_rate"] <= 0:
+            module.vote_scale.fill_(31 if integer else 0)
+            module.vote_limit = 1
+            return
+        quanta, limit, module.noise_shift = self._scaling(
+            group, module, self._quanta(group, module) / magnitudes.spread
+        )
+        module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
+        module.vote_limit = max(1, min(round(256 * limit), 256 * module.shape.largest_vote))
+        # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by
+        # ``exponent_rate`` of its threshold.
+        score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
+        shift = round(math.log2(score / (group["exponent_rate"] * group["e_accum_threshold"])))
+        module.exponent_shift = min(31, max(0, shift))
+
+    def _refresh_scales(self) -> None:
+        """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
+        for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
+            group.setdefault("vote_rate", group["lr"])
+            for module, magnitudes in zip(modules, tracked, strict=True):
+                self._set_scale(module, magnitudes, group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings, counters and the running magnitudes of every module."""
+        tracked = [[magnitudes.state_dict() for magnitudes in group] for group in self._magnitudes]
+        return {**super().state_dict(), "magnitudes": tracked}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict(state_dict)
+        for tracked, saved in zip(self._magnitudes, state_dict["magnitudes"], strict=True):
+            for magnitudes, state in zip(tracked, saved, strict=True):
+                magnitudes.load_state_dict(state)
+        self._refresh_scales()
+
+
+def casts_integers(module: TernaryModule) -> bool:
+    """Whether the gradient of the module's weight is an exact integer."""
+    return module.gradients == "int8" and getattr(module, "activations", "int8") == "int8"

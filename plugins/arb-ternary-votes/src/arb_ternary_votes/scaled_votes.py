@@ -1,0 +1,179 @@
+"""Scaled votes: the default update rule. Magnitude-aware, stochastically rounded votes with normalisers of O(N + K).
+
+A trit and its accumulator are a fixed-point number ``T + A / U`` in base ``U`` (the *cell*: quanta a trit). In backward
+each element of the gradient is divided by its normaliser, clipped, scaled to ``rate * U`` quanta and rounded
+stochastically into the accumulator, tile by tile. A step turns accumulators that left their cell into flips of one
+trit step and carries the rest (or, with ``carry`` off, starts again in the middle of the cell). Normalisers are
+those of the steps before (delayed scaling), so a gradient is never needed twice; the first step casts no votes.
+
+All state is integer: the accumulators in the modules, and two int16 vectors a weight
+(:mod:`arb_ternary_votes.magnitudes`). With int8 gradients the votes are exact integers too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any, Final
+
+from attrs import asdict, frozen
+from attrs.validators import and_, ge, gt, instance_of, le, lt, optional
+from torch import Tensor
+
+from arb_ternary.config.options import option
+from arb_ternary.optim.protocol import Trainable
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers
+
+__all__ = ["CELLS", "ScaledVotes", "ScaledVotesConfig", "build"]
+
+#: Quanta a trit by bits of an accumulator, where none are given. Half the range lets a carry fit; with few bits, a cell
+#: as large as the range trains better, and what a flip would carry saturates.
+CELLS: Final = {8: 64, 4: 7, 2: 1}
+
+#: Votes of the tail: a vote is cast where the scaled gradient exceeds a half, give or take noise of a quarter, and is
+#: never more than one quantum.
+_TAIL_NOISE_SHIFT: Final = 2
+_TAIL_LIMIT: Final = 1.25
+#: ``E|x|`` of a normal gradient of one standard deviation.
+_MEAN_SIZE: Final = math.sqrt(2.0 / math.pi)
+
+
+@frozen(kw_only=True)
+class ScaledVotesConfig:
+    """Options of the scaled-vote rule."""
+
+    lr: float = option(
+        0.1,
+        "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation.",
+        validator=gt(0.0),
+    )
+    clip: float = option(
+        2.5, "Largest normalised gradient of proportional votes, in standard deviations.", validator=gt(0.0)
+    )
+    tail: bool | None = option(
+        None,
+        "Votes of one quantum where the gradient is in the tail of its distribution, as often as proportional ones; "
+        "null = with 4-bit accumulators and float gradients.",
+        validator=optional(instance_of(bool)),
+    )
+    carry: bool = option(
+        True,
+        "A flip leaves the accumulator what exceeds the cell; false = it starts again in the middle of the cell.",
+        validator=instance_of(bool),
+    )
+    leak: float = option(
+        0.02, "Share of an accumulator that decays each step, times the rate.", validator=and_(ge(0.0), le(1.0))
+    )
+    magnitude_decay: float = option(
+        0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
+    )
+    cell: int | None = option(
+        None,
+        "Quanta a trit, 1..127; null takes 64, 7 or 1 for accumulators of 8, 4 or 2 bits.",
+        validator=optional(and_(instance_of(int), ge(1), le(127))),
+    )
+    exponent_rate: float = option(
+        0.05, "Rate of the exponents at the start: factors of two a step, likewise.", validator=gt(0.0)
+    )
+    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
+
+
+class ScaledVotes(NormalisedVotes):
+    """The scaled-vote optimizer; see the module's docstring for the rule.
+
+    The rate of a step, as a scheduler set it, acts on the votes that are cast after the step. With a rate of 0 no votes
+    are cast. A loss signal is looked at only for whether it is finite.
+
+    Args:
+        modules: ternary modules by qualified name.
+        lr: rate, in trits a step for a gradient of one standard deviation.
+        clip: largest normalised gradient of proportional votes.
+        tail: whether votes are cast only where the gradient is in the tail of its distribution; None: where
+            accumulators have 4 bits and gradients are float.
+        carry: whether a flip keeps what exceeds the cell.
+        leak: share of an accumulator that decays each step, times the rate.
+        magnitude_decay: of the running magnitudes.
+        cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits.
+        exponent_rate: of the exponents, where they learn.
+        band: how far exponents may move from their origin.
+
+    Raises:
+        ValueError: a cell larger than a module's accumulators can hold, or votes of the tail for a module whose
+            gradients are exact integers.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, TernaryModule],
+        *,
+        lr: float = 0.1,
+        clip: float = 2.5,
+        tail: bool | None = None,
+        carry: bool = True,
+        leak: float = 0.02,
+        magnitude_decay: float = 0.98,
+        cell: int | None = None,
+        exponent_rate: float = 0.05,
+        band: int = 2,
+    ) -> None:
+        config = ScaledVotesConfig(
+            lr=lr,
+            clip=clip,
+            tail=tail,
+            carry=carry,
+            leak=leak,
+            magnitude_decay=magnitude_decay,
+            cell=cell,
+            exponent_rate=exponent_rate,
+            band=band,
+        )
+        for name, module in modules.items():
+            if cell is not None and cell > module.shape.largest_vote:
+                raise ValueError(
+                    f"cell: {cell} does not fit the {module.shape.vote_bits}-bit accumulators of {name!r}, which hold "
+                    f"up to {module.shape.largest_vote}"
+                )
+            if tail and casts_integers(module):
+                raise ValueError(
+                    f"tail: true does not fit {name!r}, whose gradients are int8: shifts by whole powers of two cannot "
+                    "set how often a vote is cast. Take gradients 'float', or tail null"
+                )
+        super().__init__(modules, {**asdict(config), "base_lr": lr})
+
+    def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        return float(group["vote_rate"]) * _cell(group, module)
+
+    def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+        if not _in_tail(group, module):
+            return super()._scaling(group, module, quanta)
+        # Of a normal gradient, the share beyond +-tau is that for which stochastic rounding would have cast a vote.
+        share = _MEAN_SIZE * min(quanta, 1.0)
+        tau = -NormalDist().inv_cdf(share / 2)
+        return 0.5 / tau, _TAIL_LIMIT, _TAIL_NOISE_SHIFT
+
+    def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
+        # At the initial rate: the schedule is in the votes already.
+        return float(group["base_lr"]) * _cell(group, module)
+
+    def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
+        decay = round(65536 * min(1.0, group["leak"] * group["lr"]))
+        return self._apply_votes(group, module, _cell(group, module), decay)
+
+
+def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
+    # A state of before there was a choice is of proportional votes.
+    tail = group.get("tail", False)
+    if tail is None:
+        return module.shape.vote_bits == 4 and not casts_integers(module)
+    return bool(tail)
+
+
+def _cell(group: Mapping[str, Any], module: TernaryModule) -> int:
+    return int(group["cell"] or CELLS[module.shape.vote_bits])
+
+
+def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:
+    """Factory of the optimizer ``scaled_votes``: all ternary modules of ``trainable``."""
+    return ScaledVotes(trainable.ternary, **asdict(config))

@@ -1,0 +1,109 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arb_ternary_votes.magnitudes import FRACTION, Magnitudes, mitchell_log2
+
+
+@given(st.floats(2.0**-120, 2.0**120, width=32))
+def test_the_logarithm_is_mitchells_and_at_most_his_error_too_small(x):
+    got = int(mitchell_log2(torch.tensor([x]))) / FRACTION
+    mantissa, exponent = math.frexp(x)
+    assert got == math.floor((exponent - 1 + (2 * mantissa - 1)) * FRACTION) / FRACTION
+    # log2(1 + f) - f is largest, 0.0861, at f = 1 / ln 2 - 1.
+    worst = math.log2(1 / math.log(2)) - (1 / math.log(2) - 1)
+    assert 0 <= math.log2(x) - got <= worst + 1 / FRACTION
+
+
+def sums_of(gradient):
+    magnitude = np.abs(gradient)
+    return torch.tensor(np.concatenate([magnitude.sum(1), magnitude.sum(0)]), dtype=torch.float32)
+
+
+def test_a_gradient_of_rank_one_is_normalised_to_one_size():
+    rng = np.random.default_rng(0)
+    rows, columns = np.exp2(rng.integers(-9, 9, 6)), np.exp2(rng.integers(-9, 9, 5))
+    gradient = np.outer(rows, columns)
+    tracked = Magnitudes(6, 5)
+    tracked.update(sums_of(gradient), 0.02)
+    factors = tracked.factors(10.0).numpy()
+    votes = gradient * factors[:6, None] * factors[6:]
+    # All elements alike, up to the error of two logarithms and of two roundings to 1/256.
+    assert votes.max() / votes.min() < 2 ** (2 * 0.0861 + 4 / FRACTION)
+    shifts = tracked.shifts(10.0).numpy()
+    wanted = np.log2(factors)
+    assert np.abs(-shifts[:6] - wanted[:6]).max() <= 0.5 + 2 / FRACTION
+    assert np.abs(-shifts[6:] - wanted[6:]).max() <= 0.5 + 2 / FRACTION
+
+
+def test_a_gaussian_gradient_gives_votes_of_the_wanted_deviation():
+    gradient = np.random.default_rng(1).normal(0, 3e-4, (400, 300))
+    tracked = Magnitudes(400, 300)
+    tracked.update(sums_of(gradient), 0.02)
+    factors = tracked.factors(12.8).numpy()
+    deviation = (gradient * factors[:400, None] * factors[400:]).std()
+    # Mitchell's logarithms of one row and one column are up to 0.0861 too small, and the mean of logarithms once.
+    assert 12.8 * 2**-0.1 < deviation < 12.8 * 2**0.2
+
+
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=12), st.integers(1, 60))
+def test_the_running_logarithm_is_the_fixed_point_recurrence(exponents, percent):
+    weight = percent / 100
+    tracked = Magnitudes(1, 1)
+    expected = 0
+    for step, exponent in enumerate(exponents, start=1):
+        tracked.update(torch.tensor([2.0**exponent, 2.0**exponent]), weight)
+        share = round(65536 * max(weight, 1 / step))
+        expected += ((FRACTION * exponent - expected) * share + 2**15) >> 16
+    assert int(tracked.row) == int(tracked.column) == expected
+
+
+def test_rows_without_a_gradient_keep_their_value():
+    tracked = Magnitudes(2, 2)
+    tracked.update(sums_of(np.array([[1.0, 1.0], [4.0, 4.0]])), 0.5)
+    before = tracked.row.clone()
+    tracked.update(sums_of(np.array([[0.0, 0.0], [64.0, 64.0]])), 0.5)
+    assert tracked.row[0] == before[0]
+    assert tracked.row[1] > before[1]
+
+
+def test_a_sum_that_overflowed_keeps_everything_finite():
+    tracked = Magnitudes(2, 2)
+    tracked.update(torch.tensor([math.inf, math.nan, 1.0, 1.0]), 0.5)
+    assert torch.isfinite(tracked.factors(1.0)).all()
+
+
+def test_means_are_those_of_one_micro_batch():
+    sums = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    one, several = Magnitudes(3, 2), Magnitudes(3, 2)
+    one.update(sums, 0.5)
+    several.update(4 * sums, 0.5, casts=4)
+    assert torch.equal(one.row, several.row)
+    assert torch.equal(one.column, several.column)
+
+
+def test_a_state_dict_restores_and_refuses_another_shape():
+    tracked = Magnitudes(3, 2)
+    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5, casts=2)
+    tracked.deferred = 6
+    other = Magnitudes(3, 2)
+    other.load_state_dict(tracked.state_dict())
+    assert (other.casts, other.spread) == (2, 7)
+    assert torch.equal(other.factors(3.0), tracked.factors(3.0))
+    assert other.steps == 1
+    with pytest.raises(ValueError, match="3 x 2 weight do not fit one of 2 x 3"):
+        Magnitudes(2, 3).load_state_dict(tracked.state_dict())
+
+
+def test_a_state_of_before_votes_were_spread_is_restored():
+    tracked = Magnitudes(3, 2)
+    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5)
+    before = {name: value for name, value in tracked.state_dict().items() if name in ("row", "column", "steps")}
+    other = Magnitudes(3, 2)
+    other.load_state_dict(before)
+    assert torch.equal(other.factors(3.0), tracked.factors(3.0))
+    assert other.spread == 1

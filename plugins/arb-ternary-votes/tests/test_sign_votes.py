@@ -1,0 +1,312 @@
+"""Sign votes: direction, thresholds, schedules, signal, skips, stability, and one whole run against numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arb_ternary import TernaryEmbedding, TernaryLinear, configure_ternary_training, ternary_update
+from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig, effective_threshold
+
+
+def layer_and_optimizer(**options: float) -> tuple[TernaryLinear, SignVotes]:
+    layer = TernaryLinear(16, 8, group_size=32, activations="float")
+    return layer, SignVotes({"layer": layer}, **options)  # type: ignore[arg-type]
+
+
+def regression_loss(layer: TernaryLinear, x: Tensor, target: Tensor) -> Tensor:
+    return ((layer(x) - target) ** 2).mean()
+
+
+def dense_state(layer: TernaryLinear) -> list[np.ndarray]:
+    return [t.numpy().copy() for t in (layer.trits(), layer.exponent, layer.votes, layer.exponent_votes)]
+
+
+def test_fifty_updates_equal_a_numpy_restatement_of_the_rule() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=3, e_accum_threshold=5, band=1)
+    rng = np.random.default_rng(0)
+    T, E, A, B = (array.astype(np.int64) for array in dense_state(layer))
+    origin = E.copy()
+    for _ in range(50):
+        # Small integers: products are exact in float32, so signs cannot differ by rounding.
+        x = rng.integers(-3, 4, (5, 16)).astype(np.float32)
+        g = rng.integers(-3, 4, (5, 8)).astype(np.float32)
+        layer(torch.from_numpy(x)).backward(torch.from_numpy(g))
+        optimizer.step()
+        s = np.sign(g.T @ x).astype(np.int64)
+        B = np.clip(B - np.sign((s * T).sum(axis=1, keepdims=True)), -128, 127)
+        A = np.clip(A - s, -128, 127)
+        up = (B >= 5).astype(int) - (B <= -5).astype(int)
+        E, B = np.clip(E + up, origin - 1, origin + 1), B - 5 * up
+        f = (A >= 3).astype(int) - (A <= -3).astype(int)
+        T, A = np.clip(T + f, -1, 1), np.where(f != 0, 0, A)
+    for got, expected in zip(dense_state(layer), (T, E, A, B), strict=True):
+        assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_loss_falls_with_minus_the_gradient_and_rises_with_plus(sign: int) -> None:
+    torch.manual_seed(3)
+    layer, optimizer = layer_and_optimizer(accum_threshold=4, band=0)
+    teacher = TernaryLinear(16, 8, group_size=32, activations="float")
+    x = torch.randn(256, 16)
+    target = teacher(x).detach()
+    first = float(regression_loss(layer, x, target).detach())
+    for _ in range(60):
+        (sign * regression_loss(layer, x, target)).backward()
+        optimizer.step()
+    last = float(regression_loss(layer, x, target).detach())
+    assert last < 0.5 * first if sign == 1 else last > 1.2 * first
+
+
+def train_on_a_teacher(band: int, steps: int) -> tuple[nn.Sequential, list[float]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(TernaryLinear(32, 64), nn.ReLU(), TernaryLinear(64, 8))
+    teacher = nn.Sequential(TernaryLinear(32, 64), nn.ReLU(), TernaryLinear(64, 8))
+    optimizer = SignVotes({"0": model[0], "2": model[2]}, band=band)  # type: ignore[dict-item]
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(32, 32)
+        with torch.no_grad():
+            target = teacher(x)
+        loss = ((model(x) - target) ** 2).mean()
+        losses.append(float(loss.detach()))
+        ternary_update(model, optimizer, loss)
+    return model, losses
+
+
+def farthest_exponent(model: nn.Sequential) -> int:
+    return max(int((model[i].exponent - model[i].exponent_origin).abs().max()) for i in (0, 2))
+
+
+def test_two_thousand_steps_with_the_defaults_do_not_run_away() -> None:
+    model, losses = train_on_a_teacher(band=2, steps=2000)
+    start = float(np.mean(losses[:10]))
+    windows = np.array(losses).reshape(20, 100).mean(axis=1)
+    assert windows[-5:].max() < 0.5 * start
+    assert windows[1:].max() < start
+    assert farthest_exponent(model) <= 2
+
+
+def test_exponents_that_are_free_wander_off_which_is_what_the_band_is_for() -> None:
+    model, _ = train_on_a_teacher(band=127, steps=1000)
+    assert farthest_exponent(model) > 2
+
+
+@pytest.mark.parametrize(
+    ("theta", "lr", "gain", "signal", "mean", "expected"),
+    [
+        (32, 1.0, 0.0, None, None, 32),
+        (32, 0.5, 0.0, None, None, 64),
+        (32, 0.1, 0.0, None, None, 127),
+        (32, 100.0, 0.0, None, None, 1),
+        (10, 0.3, 0.0, None, None, 34),
+        (32, 1.0, 0.0, 5.0, 1.0, 32),
+        (32, 1.0, 2.0, 2.0, 1.0, math.ceil(32 / (2 / (1 + math.exp(-2.0))))),
+        (32, 1.0, 2.0, 0.5, 1.0, math.ceil(32 / (2 / (1 + math.exp(1.0))))),
+        (32, 1.0, 5.0, 1e9, 1.0, 16),
+    ],
+)
+def test_the_effective_threshold_follows_its_formula(
+    theta: int, lr: float, gain: float, signal: float | None, mean: float | None, expected: int
+) -> None:
+    assert effective_threshold(theta, lr, gain, signal, mean) == expected
+
+
+def test_an_ordinary_scheduler_drives_the_threshold() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=4, band=0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else 0.5)
+    layer.votes.fill_(4)
+    assert optimizer.step().flips > 0
+    schedule.step()
+    layer.votes.fill_(7)
+    assert optimizer.step().flips == 0
+    layer.set_trits(torch.zeros(8, 16, dtype=torch.int8), votes=torch.full((8, 16), 8, dtype=torch.int8))
+    assert optimizer.step().flips == 8 * 16
+
+
+def test_a_rate_of_zero_keeps_votes_and_flips_nothing() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=1)
+    optimizer.param_groups[0]["lr"] = 0.0
+    layer.votes.fill_(100)
+    before = layer.trits()
+    assert optimizer.step().flips == 0
+    assert torch.equal(layer.trits(), before)
+    assert bool((layer.votes == 100).all())
+
+
+def test_modules_keep_their_own_thresholds_unless_the_optimizer_is_given_one() -> None:
+    model = nn.ModuleDict({"a": TernaryLinear(4, 4), "b": TernaryLinear(4, 4)})
+    configure_ternary_training(model["b"], accum_threshold=8, e_accum_threshold=16)
+    own = SignVotes(dict(model.items()))  # type: ignore[arg-type]
+    assert [(g["accum_threshold"], g["e_accum_threshold"]) for g in own.param_groups] == [(32, 32), (8, 16)]
+    given = SignVotes(dict(model.items()), accum_threshold=5)  # type: ignore[arg-type]
+    assert {g["accum_threshold"] for g in given.param_groups} == {5}
+
+
+def test_the_leak_moves_accumulators_towards_zero_every_so_many_updates() -> None:
+    layer, optimizer = layer_and_optimizer(leak=3, band=0)
+    layer.votes.fill_(10)
+    layer.exponent_votes.fill_(-10)
+    seen = []
+    for _ in range(7):
+        optimizer.step()
+        seen.append((int(layer.votes[0, 0]), int(layer.exponent_votes[0, 0])))
+    assert seen == [(10, -10), (10, -10), (9, -9), (9, -9), (9, -9), (8, -8), (8, -8)]
+
+
+def test_exponents_move_before_trits_and_only_within_the_band() -> None:
+    layer, optimizer = layer_and_optimizer(e_accum_threshold=2, band=2)
+    start = int(layer.exponent[0, 0])
+    for _ in range(10):
+        layer.exponent_votes.fill_(2)
+        optimizer.step()
+    assert bool((layer.exponent == start + 2).all())
+
+
+def test_frozen_exponents_do_not_move() -> None:
+    layer = TernaryLinear(16, 8, scale_rule="frozen")
+    optimizer = SignVotes({"layer": layer}, e_accum_threshold=1)
+    before = layer.exponent.clone()
+    layer(torch.randn(4, 16)).sum().backward()
+    layer.exponent_votes.fill_(100)
+    optimizer.step()
+    assert torch.equal(layer.exponent, before)
+
+
+def test_an_integer_bias_moves_by_one_when_its_votes_cross() -> None:
+    layer = TernaryLinear(4, 3, bias=True)
+    optimizer = SignVotes({"layer": layer}, accum_threshold=2)
+    assert layer.bias is not None
+    assert layer.bias_votes is not None
+    layer.bias_votes.copy_(torch.tensor([2, -3, 1]))
+    optimizer.step()
+    assert layer.bias.tolist() == [1, -1, 0]
+    assert layer.bias_votes.tolist() == [0, 0, 1]
+
+
+def test_votes_are_applied_only_when_the_optimizer_steps() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=1)
+    packed = layer.weight.clone()
+    x = torch.randn(4, 16)
+    for _ in range(3):
+        layer(x).backward(torch.randn(4, 8))
+    assert torch.equal(layer.weight, packed)
+    assert optimizer.step().draws == 3
+    assert not torch.equal(layer.weight, packed)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["loss", "component", "signal"])
+def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(bad: float, where: str) -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=1, e_accum_threshold=1)
+    x = torch.randn(4, 16)
+    ternary_update(layer, optimizer, layer(x).sum())
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    loss = layer(x).sum()
+    outcome = ternary_update(
+        layer,
+        optimizer,
+        loss * bad if where == "loss" else loss,
+        loss_components={"extra": loss * bad} if where == "component" else None,
+        loss_signal=torch.tensor(bad) if where == "signal" else None,
+    )
+    assert (outcome.stepped, outcome.skipped, optimizer.skipped_updates) == (False, True, 1)
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+def test_groups_follow_a_module_that_changes_its_device_or_backend() -> None:
+    layer, optimizer = layer_and_optimizer(accum_threshold=1)
+    layer.weight = layer.weight.clone()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is layer.weight
+
+
+def test_a_backward_that_has_run_is_not_run_again() -> None:
+    layer, optimizer = layer_and_optimizer()
+    loss = layer(torch.randn(4, 16)).sum()
+    loss.backward()
+    votes = layer.votes.clone()
+    ternary_update(layer, optimizer, loss)  # a second backward through the freed graph would raise
+    assert torch.equal(layer.votes, votes)
+
+
+def test_components_are_summed_into_one_set_of_votes() -> None:
+    x, a, b = torch.randn(4, 16), torch.randn(4, 8), torch.randn(4, 8)
+    votes = []
+    for split in (True, False):
+        torch.manual_seed(0)
+        layer, optimizer = layer_and_optimizer()
+        y = layer(x)
+        if split:
+            ternary_update(layer, optimizer, (y * a).sum(), loss_components={"b": (y * b).sum()})
+        else:
+            ternary_update(layer, optimizer, (y * (a + b)).sum())
+        votes.append(layer.votes)
+    assert torch.equal(votes[0], votes[1])
+    assert torch.equal(votes[0], -((a + b).t() @ x).sign().to(torch.int8))
+    with pytest.raises(ValueError, match="needs a loss"):
+        ternary_update(layer, optimizer)
+
+
+def test_the_signal_is_detached_and_compared_with_its_running_mean() -> None:
+    layer, optimizer = layer_and_optimizer(gain=2.0)
+    x = torch.randn(4, 16)
+    for value in (2.0, 4.0):
+        signal = layer(x).sum() * 0 + value
+        ternary_update(layer, optimizer, layer(x).sum(), loss_signal=signal)
+    assert optimizer.signal == 4.0
+    assert optimizer.mean_signal == pytest.approx(0.99 * 2.0 + 0.01 * 4.0)
+
+
+def test_a_resumed_optimizer_continues_with_the_same_bits() -> None:
+    def build() -> tuple[nn.ModuleDict, SignVotes]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict(
+            {"e": TernaryEmbedding(9, 16, gradients="int8"), "l": TernaryLinear(16, 9, gradients="int8")}
+        )
+        return model, SignVotes(dict(model.items()), accum_threshold=2, leak=3, gain=1.0)  # type: ignore[arg-type]
+
+    def run(model: nn.ModuleDict, optimizer: SignVotes, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            ids = torch.randint(0, 9, (6,), generator=torch.Generator().manual_seed(step))
+            loss = nn.functional.cross_entropy(model["l"](model["e"](ids)), ids.roll(1))
+            ternary_update(model, optimizer, loss, loss_signal=loss)
+
+    whole, optimizer = build()
+    run(whole, optimizer, 0, 20)
+    half, optimizer = build()
+    run(half, optimizer, 0, 11)
+    resumed, second = build()
+    resumed.load_state_dict(half.state_dict())
+    second.load_state_dict(optimizer.state_dict())
+    run(resumed, second, 11, 20)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("accum_threshold", 0), ("e_accum_threshold", 128), ("band", -1), ("leak", -1), ("gain", -1.0), ("lr", 0.0)],
+)
+def test_an_option_outside_its_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        SignVotesConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_optimizer_without_modules_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        SignVotes({})
+
+
+def test_int8_gradients_cast_unbiased_votes() -> None:
+    layer = TernaryLinear(4, 3, gradients="int8")
+    x = torch.tensor([[127.0, -127.0, 64.0, 0.0]])
+    for _ in range(3):
+        layer(x).backward(torch.tensor([[100.0, -100.0, 0.0]]))
+    assert layer.votes.tolist() == [[-3, 3, -3, 0], [3, -3, 3, 0], [0, 0, 0, 0]]
