@@ -16,12 +16,14 @@ from arb_ternary.specs import (
     CheckSpec,
     CommandSpec,
     DataSpec,
+    DocumentSpec,
     ExporterSpec,
     MaskingSpec,
     ModelSpec,
     OptimizerSpec,
     PhaseSpec,
     RecipeSpec,
+    StarterSpec,
     TrackerSpec,
 )
 
@@ -98,6 +100,18 @@ def arb_register_checks() -> Sequence[CheckSpec]:
 @hookspec
 def arb_register_recipes() -> Sequence[RecipeSpec]:
     """Recipes of the quality bench. Called once at load; an empty sequence or None means none. Since interface 1.1."""
+    return ()
+
+
+@hookspec
+def arb_register_documents() -> Sequence[DocumentSpec]:
+    """Kinds of config files. Called once at load; an empty sequence or None means none."""
+    return ()
+
+
+@hookspec
+def arb_register_starters() -> Sequence[StarterSpec]:
+    """Configs to start from. Called once at load; an empty sequence or None means none."""
     return ()
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "CheckSpec",
     "CommandSpec",
     "DataSpec",
+    "DocumentSpec",
     "ExporterSpec",
     "MaskingSpec",
     "ModelSpec",
@@ -26,6 +27,7 @@ __all__ = [
     "PhaseSpec",
     "RecipeSpec",
     "Spec",
+    "StarterSpec",
     "TrackerSpec",
     "resolve",
 ]
@@ -195,3 +197,28 @@ class RecipeSpec(Spec):
     """
 
     kind: ClassVar[str] = "recipe"
+
+
+@frozen(kw_only=True)
+class DocumentSpec(Spec):
+    """A kind of config file. Target: ``(path, overrides: Sequence[str]) -> LoadedConfig``; ``config``: its root class.
+
+    The root class says what the file may hold, so ``config`` is required here.
+    """
+
+    kind: ClassVar[str] = "document"
+
+    config: str = field(validator=[instance_of(str), _target])
+
+
+@frozen(kw_only=True)
+class StarterSpec(Spec):
+    """A config to start from. Target: a mapping of settings, or a callable that returns one.
+
+    Attributes:
+        document: name of the kind of config file that the settings are for.
+    """
+
+    kind: ClassVar[str] = "starter"
+
+    document: str = field(default="run", validator=[instance_of(str), _name])

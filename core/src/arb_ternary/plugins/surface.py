@@ -13,6 +13,7 @@ from arb_ternary.specs import (
     CheckSpec,
     CommandSpec,
     DataSpec,
+    DocumentSpec,
     ExporterSpec,
     MaskingSpec,
     ModelSpec,
@@ -20,6 +21,7 @@ from arb_ternary.specs import (
     PhaseSpec,
     RecipeSpec,
     Spec,
+    StarterSpec,
     TrackerSpec,
 )
 
@@ -46,6 +48,8 @@ REGISTRATION: Final[dict[str, type[Spec]]] = {
     "arb_register_commands": CommandSpec,
     "arb_register_checks": CheckSpec,
     "arb_register_recipes": RecipeSpec,
+    "arb_register_documents": DocumentSpec,
+    "arb_register_starters": StarterSpec,
 }
 
 #: The hooks that an object on a run's manager can implement.
@@ -66,6 +70,8 @@ NOUNS: Final[dict[str, str]] = {
     "command": "command",
     "check": "check",
     "recipe": "recipe",
+    "document": "kind of config file",
+    "starter": "starter config",
 }
 
 
