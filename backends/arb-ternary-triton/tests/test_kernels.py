@@ -13,7 +13,7 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary.ternary.hashing import counter_hash
+from arb_ternary.counters.hashing import counter_hash
 from arb_ternary_triton import casting, products
 from arb_ternary_triton.kernels.common import draw_at
 from arb_ternary_triton.launch import launch

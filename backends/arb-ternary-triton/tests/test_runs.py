@@ -19,7 +19,7 @@ from safetensors.torch import load
 from arb_ternary import TernaryEmbedding, TernaryLinear, ternary_update
 from arb_ternary.cli.main import main
 from arb_ternary.environment import for_child
-from arb_ternary.ternary.control import seed_votes
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from arb_ternary.optim.update import ternary_update
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.audit import audit
-    from arb_ternary.ternary.configure import configure_ternary_training, reset_runtime_state
     from arb_ternary.ternary.convolution import TernaryConv1d, TernaryConv2d
     from arb_ternary.ternary.embedding import TernaryEmbedding
     from arb_ternary.ternary.linear import TernaryLinear
+    from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
     from arb_ternary.ternary.norm import TernaryRMSNorm
 
 __version__ = "0.1.0"
@@ -38,9 +38,9 @@ _LAZY: Final = {
     "TernaryLinear": "arb_ternary.ternary.linear",
     "TernaryRMSNorm": "arb_ternary.ternary.norm",
     "audit": "arb_ternary.ternary.audit",
-    "configure_ternary_training": "arb_ternary.ternary.configure",
+    "configure_ternary_training": "arb_ternary.ternary.models",
     "manager": "arb_ternary.plugins.manager",
-    "reset_runtime_state": "arb_ternary.ternary.configure",
+    "reset_runtime_state": "arb_ternary.ternary.models",
     "ternary_update": "arb_ternary.optim.update",
     "use_backend": "arb_ternary.backends.select",
 }

@@ -19,8 +19,8 @@ from arb_ternary import (
     configure_ternary_training,
 )
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary.ternary.control import ternary_modules
 from arb_ternary.ternary.encoding import encode_at_rest
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder

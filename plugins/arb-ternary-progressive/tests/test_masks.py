@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arb_ternary.counters.hashing import counter_hash, stream_id
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.hashing import counter_hash, stream_id
 from arb_ternary_progressive.masks import corrupt, hidden_count, hidden_positions, time_key
 
 

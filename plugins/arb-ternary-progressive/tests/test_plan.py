@@ -15,7 +15,7 @@ from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import MaskedBatch
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.growth import Stage, trunk_stream

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from arb_ternary.counters.control import SEED, STREAM
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.control import SEED, STREAM, ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_text.models.config import DecoderConfig

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from arb_ternary import audit
 from arb_ternary.backends.layout import packed_columns
+from arb_ternary.counters.control import SEED, STREAM
+from arb_ternary.counters.hashing import stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.ternary.control import SEED, STREAM, seed_votes
-from arb_ternary.ternary.hashing import stream_id
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_qat.config import DirectConfig
 from arb_ternary_qat.direct import DirectDecoder, DirectLinear
 from arb_ternary_testing.component import make_choice

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from arb_ternary.counters.hashing import uniform
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.control import seed_votes
-from arb_ternary.ternary.hashing import uniform
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_qat.bop import Bop
 from arb_ternary_qat.direct import DirectLinear
 from arb_ternary_qat.dqt import DQT, stochastic_round

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.control import seed_votes
 from arb_ternary.ternary.embedding import TernaryEmbedding
-from arb_ternary.ternary.hashing import HASH_USES, MICRO_BITS, stream_id
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_bench.quality.protocol import TRIALS
 from arb_ternary_bench.quality.recipes import momentum_votes
 from arb_ternary_bench.quality.sizes import SIZES

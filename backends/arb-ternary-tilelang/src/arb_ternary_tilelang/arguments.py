@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.ternary.hashing import hash_key, signed
+from arb_ternary.counters.hashing import hash_key, signed
 
 __all__ = [
     "FLOATS",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
-from arb_ternary.ternary.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
+from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_tilelang.arguments import (
     FLOATS,
     check_shape,

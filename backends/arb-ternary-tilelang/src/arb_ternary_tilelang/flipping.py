@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.ternary.hashing import USE_DECAY
+from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
 from arb_ternary_tilelang.kernels import flips as programs
 from arb_ternary_tilelang.lanes import lane_of

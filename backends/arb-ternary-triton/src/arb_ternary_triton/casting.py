@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.ternary.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
+from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_triton.arguments import check_float, check_mutable, check_packed, check_readable
 from arb_ternary_triton.kernels.casting import (
     lookup_votes_kernel,

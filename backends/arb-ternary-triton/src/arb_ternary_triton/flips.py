@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.ternary.hashing import USE_DECAY
+from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
 from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from arb_ternary.ternary.hashing import hash_key, signed
+from arb_ternary.counters.hashing import hash_key, signed
 
 __all__ = ["hash_keys"]
 

@@ -5,7 +5,7 @@ makes one graph without a break, and switching the backend recompiles. An op mut
 
 Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the integers
 ``N, K, G`` and ``vote_bits``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn),
-``stats`` (float32 ``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.ternary.control`).
+``stats`` (float32 ``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.counters.control`).
 
 Arguments of scaled votes: ``magnitudes`` (float32 ``[N + K]``), ``vote_scale`` (``[N + K]``, float32 factors or int32
 shifts) and ``vote_limits`` (int64 ``[3]``: the largest vote in 256ths, the shift of the exponents' votes, and that of
@@ -34,7 +34,7 @@ from arb_ternary.backends.vote_ops import (
     cast_votes,
     quantize_gradient,
 )
-from arb_ternary.ternary.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES
+from arb_ternary.counters.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES
 
 __all__ = [
     "ACTIVATION_MODES",

@@ -24,7 +24,7 @@ from arb_ternary.backends.reference_votes import (
     summed_rows,
 )
 from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
-from arb_ternary.ternary.hashing import (
+from arb_ternary.counters.hashing import (
     USE_DECAY,
     USE_EXPONENT_ROUNDING,
     USE_VOTE_ROUNDING,

@@ -17,7 +17,7 @@ from arb_ternary.backends.integer import int_matmul
 from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
-from arb_ternary.ternary.hashing import uniform
+from arb_ternary.counters.hashing import uniform
 
 __all__ = [
     "apply_exponent_votes",
@@ -58,7 +58,7 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
         grad_MN: float.
         seed: of the run.
         step: optimizer steps taken.
-        stream: tensor and use within the step (:func:`arb_ternary.ternary.hashing.stream_id` and a salt).
+        stream: tensor and use within the step (:func:`arb_ternary.counters.hashing.stream_id` and a salt).
 
     Returns:
         ``q`` int8 ``[M, N]``, ``scale`` float32 scalar.

@@ -14,7 +14,7 @@ from arb_ternary.backends.dispatch import Kernel, kernel
 from arb_ternary.backends.protocol import NARROW_NOISE, WeightShape
 from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
 from arb_ternary.backends.registration import op
-from arb_ternary.ternary.control import MICRO, hash_words
+from arb_ternary.counters.control import MICRO, hash_words
 
 __all__ = [
     "cast_bias_votes",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from arb_ternary.counters.control import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
-from arb_ternary.ternary.control import MICRO, STEP
 from arb_ternary.ternary.module import TernaryModule
 
 __all__ = ["TernaryOptimizer", "is_finite"]

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from arb_ternary.counters.control import MICRO
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.optim.ternary import TernaryOptimizer, is_finite
-from arb_ternary.ternary.control import MICRO, ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 
 __all__ = ["ternary_update"]
 

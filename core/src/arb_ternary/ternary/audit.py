@@ -8,7 +8,7 @@ from typing import Any
 from attrs import asdict, frozen
 from torch import Tensor, nn
 
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.stored import stored_modules
 
 __all__ = ["Audit", "AuditRow", "audit", "optimizer_state_bytes"]

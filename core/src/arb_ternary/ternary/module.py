@@ -14,8 +14,8 @@ from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.reference_votes import EXPONENT_RANGE
 from arb_ternary.backends.select import current_backend, get_backend
+from arb_ternary.counters.control import new_control
 from arb_ternary.errors import CheckpointError
-from arb_ternary.ternary.control import new_control
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 

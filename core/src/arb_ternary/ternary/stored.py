@@ -24,7 +24,7 @@ class StoredWeights(Protocol):
         stored_weights: how many weights the module itself (without its children) stores.
         gradient_bytes: what the module keeps of a gradient from backward to the optimizer's step.
         frozen: the weights do not learn.
-        control: int64 buffer ``[4]``, see :mod:`arb_ternary.ternary.control`.
+        control: int64 buffer ``[4]``, see :mod:`arb_ternary.counters.control`.
     """
 
     stored_weights: int

@@ -14,8 +14,8 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.config.options import option, positive
+from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary.ternary.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.samples import as_samples

@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.hashing import counter_hash_rows, stream_id, uniform_
 
 __all__ = ["corrupt", "hidden_count", "hidden_positions", "time_key"]
 

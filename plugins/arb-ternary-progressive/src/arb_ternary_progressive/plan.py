@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from arb_ternary.optim.protocol import Trainable, collect_trainable
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary.ternary.audit import audit, optimizer_state_bytes
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time

@@ -13,9 +13,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.counters.control import SEED, STREAM
+from arb_ternary.counters.hashing import stream_id
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.ternary.control import SEED, STREAM, ternary_modules
-from arb_ternary.ternary.hashing import stream_id
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import Precision
 from arb_ternary_progressive.precision import Base

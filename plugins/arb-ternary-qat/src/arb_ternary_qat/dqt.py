@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arb_ternary.counters.control import hash_words
+from arb_ternary.counters.hashing import uniform
 from arb_ternary.optim.protocol import Trainable
-from arb_ternary.ternary.control import hash_words
-from arb_ternary.ternary.hashing import uniform
 from arb_ternary_qat.config import DQTConfig
 from arb_ternary_qat.direct import DirectLinear
 from arb_ternary_qat.direct_optimizer import DirectOptimizer, direct_modules

@@ -17,9 +17,9 @@ from attrs import asdict
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import pack_votes
+from arb_ternary.counters.control import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
-from arb_ternary.ternary.control import STEP
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig

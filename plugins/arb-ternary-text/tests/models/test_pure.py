@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.configure import reset_runtime_state
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
 Tokens = Callable[..., torch.Tensor]

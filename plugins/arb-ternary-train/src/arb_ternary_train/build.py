@@ -18,7 +18,7 @@ from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
-from arb_ternary.ternary.control import seed_votes
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.seeding import seed_everything

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome, as_outcome
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
-from arb_ternary.ternary.configure import reset_runtime_state
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_text.data.loader import BatchLoader
 from arb_ternary_text.data.sampler import WindowSampler
 from arb_ternary_train.evaluate import masked_loss, timed

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from arb_ternary import TernaryLinear
+from arb_ternary.counters.control import SEED, STREAM, new_control
+from arb_ternary.counters.hashing import stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.control import SEED, STREAM, new_control, seed_votes
-from arb_ternary.ternary.hashing import stream_id
+from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice
 from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as build_adamw

@@ -20,9 +20,9 @@ import torch
 from attrs import asdict, evolve
 from torch import Tensor
 
+from arb_ternary.counters.control import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
-from arb_ternary.ternary.control import STEP
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.normalised_votes import NormalisedVotes

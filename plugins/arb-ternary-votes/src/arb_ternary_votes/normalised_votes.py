@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
+from arb_ternary.counters.control import MICRO, hash_words
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.control import MICRO, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.magnitudes import Magnitudes

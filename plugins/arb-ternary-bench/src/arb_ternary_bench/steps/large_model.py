@@ -22,7 +22,7 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
 from arb_ternary.optim.update import ternary_update
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.control import seed_votes, ternary_modules
+from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.kernels.bench import with_threads
 from arb_ternary_bench.kernels.facts import bench_facts, load_average

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
 from arb_ternary.ternary.audit import audit
-from arb_ternary.ternary.control import seed_votes, ternary_modules
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import GroupSize
 from arb_ternary_bench.steps.bitlinear import BitLinear
 from arb_ternary_text.models.attention import Positions

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.ternary.hashing import counter_hash, counter_hash_rows, hash_key, stream_id, uniform
+from arb_ternary.counters.hashing import counter_hash, counter_hash_rows, hash_key, stream_id, uniform
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 

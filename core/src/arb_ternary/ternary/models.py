@@ -1,12 +1,39 @@
-"""Set or reset every ternary module of a model at once."""
+"""The ternary modules of a model: find, seed, set or reset all of them at once."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from arb_ternary.ternary.control import ternary_modules
+from arb_ternary.counters.control import SEED, STREAM
+from arb_ternary.counters.hashing import stream_id
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.stored import stored_modules
 
-__all__ = ["configure_ternary_training", "reset_runtime_state", "use_backend_everywhere"]
+__all__ = [
+    "configure_ternary_training",
+    "reset_runtime_state",
+    "seed_votes",
+    "ternary_modules",
+    "use_backend_everywhere",
+]
+
+
+def ternary_modules(model: nn.Module) -> list[tuple[str, TernaryModule]]:
+    """Name and module of every ternary module, each once, in the order of ``named_modules``."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, TernaryModule)]
+
+
+def seed_votes(model: nn.Module, seed: int) -> None:
+    """Give every ternary module of ``model`` the run's seed and the stream of its qualified name.
+
+    Modules with integer weights of another format get theirs too. Two modules never share a stream unless their names
+    share a CRC-32; a name keeps its stream on every machine.
+    """
+    controls = [(name, module.control) for name, module in ternary_modules(model)]
+    controls += [(name, module.control) for name, module in stored_modules(model)]
+    for name, control in controls:
+        control[SEED] = seed
+        control[STREAM] = stream_id(name)
 
 
 def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32) -> int:
