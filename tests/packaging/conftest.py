@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from attrs import frozen
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,12 +39,36 @@ class Project:
         """Whether it has an extension module, which is compiled when its wheel is built."""
         return (self.folder / "CMakeLists.txt").exists()
 
+    def requirements(self, *extras: str) -> list[Requirement]:
+        """What it requires, with extras: the root's stand in the table of its own metadata hook."""
+        found = self.metadata if "dependencies" in self.metadata else self.metadata["hook"]
+        optional = found.get("optional-dependencies", {})
+        texts = [*found["dependencies"], *(text for extra in extras for text in optional.get(extra, ()))]
+        return [Requirement(text) for text in texts]
+
+
+def closure(projects: Mapping[str, Project], name: str, *extras: str) -> dict[str, Project]:
+    """The distribution ``name`` and all of this repository that it needs, directly or not, with its ``extras``."""
+    found: dict[str, Project] = {}
+    waiting = [(name, extras)]
+    while waiting:
+        name, wanted = waiting.pop()
+        found[name] = projects[name]
+        for requirement in projects[name].requirements(*wanted):
+            needed = canonicalize_name(requirement.name)
+            if needed in projects and needed not in found:
+                waiting.append((needed, tuple(requirement.extras)))
+    return found
+
 
 def _projects() -> dict[str, Project]:
     files = [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml"]
     files += sorted([*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("backends/*/pyproject.toml")])
-    found = (Project(file.parent, tomllib.loads(file.read_text(encoding="utf-8"))["project"]) for file in files)
-    return {project.name: project for project in found}
+    tables = {file.parent: tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
+    hook = tables[ROOT]["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    metadata = {folder: table["project"] for folder, table in tables.items()}
+    metadata[ROOT]["hook"] = hook
+    return {table["name"]: Project(folder, table) for folder, table in metadata.items()}
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +101,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
         with (folder / f"{project.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not out.exists():
+                # A release: the metapackage requires versions, and not the folders of this clone.
                 command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
                 done = subprocess.run(
-                    command, cwd=project.folder, env=_with_tools(), capture_output=True, text=True, check=False
+                    command,
+                    cwd=project.folder,
+                    env={**_with_tools(), "RELEASE": "1"},
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
         (wheel,) = out.iterdir()
@@ -104,9 +137,14 @@ class Environment:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def install(self, wheel: Path) -> None:
-        """Install a wheel, alone."""
-        self.pip("install", "--quiet", "--no-index", "--no-deps", "--no-compile", str(wheel))
+    def install(self, *wheels: Path) -> None:
+        """Install wheels, and nothing else."""
+        self.pip("install", "--quiet", "--no-index", "--no-deps", "--no-compile", *map(str, wheels))
+
+    def distributions(self, *, cwd: Path) -> dict[str, str]:
+        """Our distributions that ``arb plugins list`` shows there, with their statuses."""
+        listed = json.loads(self.arb("plugins", "list", "--json", cwd=cwd).stdout)
+        return {record["distribution"]: record["status"] for record in listed}
 
     def arb(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the installed ``arb`` as a user does, with ``variables`` in the environment."""
@@ -116,9 +154,13 @@ class Environment:
 
     def run(self, code: str, *, cwd: Path) -> str:
         """What a Python program prints there."""
-        command = [str(self.python), "-c", code]
+        return self.python_run("-c", code, cwd=cwd)
+
+    def python_run(self, *arguments: str, cwd: Path) -> str:
+        """What its Python prints, given these arguments."""
+        command = [str(self.python), *arguments]
         done = subprocess.run(command, cwd=cwd, env=_plain_environment(), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
@@ -137,6 +179,21 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not ours and entry.name != "__pycache__" and not (folder / entry.name).exists():
                 (folder / entry.name).symlink_to(entry)
     return folder
+
+
+@pytest.fixture
+def install(
+    clean_environment: Environment, projects: Mapping[str, Project], wheels: Callable[[Project], Path]
+) -> Callable[..., dict[str, Project]]:
+    """Installs a distribution, with extras, and what it needs of this repository; returns what was installed."""
+
+    def install_all(name: str, *extras: str) -> dict[str, Project]:
+        needed = closure(projects, name, *extras)
+        clean_environment.install(*map(wheels, needed.values()))
+        clean_environment.pip("check")
+        return needed
+
+    return install_all
 
 
 @pytest.fixture

@@ -76,10 +76,10 @@ def test_generated_code_is_clean_whatever_its_name(name: str, kind: str, tmp_pat
     run("ruff", "format", "--no-cache", "--check", ".", folder=folder)
 
 
-def test_the_templates_travel_in_the_wheel_of_core(
+def test_the_templates_travel_in_the_wheel_of_the_kit(
     wheels: Callable[[Any], Path], projects: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    wheel = wheels(projects["arb-ternary-core"])
+    wheel = wheels(projects["arb-ternary-testing"])
     site = tmp_path / "site"
     run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, folder=tmp_path)
     code = "import sys; from pathlib import Path; from arb_ternary_testing.scaffold.generate import *\n"

@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 CORE, METAPACKAGE = "arb-ternary-core", "arb-ternary"
 PLUGIN, COMPONENT = "arb-ternary-signgsd", "signgsd"
 BACKEND = "arb-ternary-cpu"
+#: What the metapackage consists of.
+PARTS = (CORE, "arb-ternary-text", "arb-ternary-train", "arb-ternary-votes")
 
 CONFIG = """\
 name: packaged
@@ -96,79 +98,108 @@ def test_a_package_is_typed_and_a_plugin_has_a_hook_module(project: Any, wheels:
     assert f"= {hook_module}\n" in entry_points + "\n"
 
 
-def test_the_core_brings_its_data_files_and_its_command(
-    projects: Mapping[str, Any], wheels: Callable[..., Path]
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("arb-ternary-text", ["train.txt.xz", "validation.txt.xz"]),
+        ("arb-ternary-testing", ["scaffold/templates/"]),
+        ("arb-ternary-triton", ["arb_ternary_triton/tiles.json"]),
+    ],
+)
+def test_data_files_travel_in_the_wheel(
+    name: str, files: list[str], projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
-    names, _, entry_points = read_wheel(wheels(projects[CORE]))
-    assert "arb_ternary/plugins/known.toml" in names
-    assert {name.rpartition("/")[2] for name in names if name.endswith(".txt.xz")} == {
-        "train.txt.xz",
-        "validation.txt.xz",
-    }
-    assert [name for name in names if name.startswith("arb_ternary/scaffold/templates/")]
+    names, _, _ = read_wheel(wheels(projects[name]))
+    for file in files:
+        assert [packaged for packaged in names if file in packaged], file
+
+
+def test_the_core_brings_the_command(projects: Mapping[str, Any], wheels: Callable[..., Path]) -> None:
+    _, _, entry_points = read_wheel(wheels(projects[CORE]))
     assert "arb = arb_ternary.cli.main:main" in entry_points
 
 
-def test_the_metapackage_needs_the_core_of_its_own_version(
+def test_a_release_of_the_metapackage_needs_its_parts_in_its_own_version(
     projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
     _, metadata, _ = read_wheel(wheels(projects[METAPACKAGE]))
-    _, core, _ = read_wheel(wheels(projects[CORE]))
-    assert metadata["Version"] == core["Version"]
-    assert f"{CORE}=={core['Version']}" in metadata.get_all("Requires-Dist")
+    requirements = [text for text in metadata.get_all("Requires-Dist") if "extra ==" not in text]
+    expected = []
+    for name in PARTS:
+        version = read_wheel(wheels(projects[name]))[1]["Version"]
+        assert version == metadata["Version"]
+        expected.append(f"{name}=={version}")
+    assert sorted(requirements) == sorted(expected)
 
 
 def test_every_extra_of_the_metapackage_fits_the_distributions_of_this_repository(
     projects: Mapping[str, Any], wheels: Callable[..., Path]
 ) -> None:
-    extras = projects[METAPACKAGE].metadata["optional-dependencies"]
+    extras = projects[METAPACKAGE].metadata["hook"]["optional-dependencies"]
     for name, requirements in extras.items():
         for requirement in map(Requirement, requirements):
             assert requirement.name in projects, f"extra {name!r}"
             version = read_wheel(wheels(projects[requirement.name]))[1]["Version"]
             assert requirement.specifier.contains(version), f"extra {name!r}: {requirement} against {version}"
     needed = {canonicalize_name(Requirement(text).name) for text in extras["all"]}
-    assert needed == set(projects) - {METAPACKAGE}, "`all` is every plugin and backend"
+    assert needed | set(PARTS) == set(projects) - {METAPACKAGE}, "`all` is every plugin and backend"
 
 
-def test_a_plugin_asks_for_a_core_that_it_works_with(project: Any, wheels: Callable[..., Path], projects: Any) -> None:
-    if project.name in (CORE, METAPACKAGE):
-        pytest.skip("not a plugin")
-    requirements = {found.name: found for found in map(Requirement, project.metadata["dependencies"])}
-    version = read_wheel(wheels(projects[CORE]))[1]["Version"]
-    assert requirements[CORE].specifier.contains(version)
-    assert not (requirements.keys() & (projects.keys() - {CORE})), "plugins do not depend on each other"
+def test_a_distribution_asks_for_versions_that_are_here(
+    project: Any, wheels: Callable[..., Path], projects: Mapping[str, Any]
+) -> None:
+    extras = project.metadata.get("optional-dependencies", {})
+    requirements = {found.name: found for found in project.requirements(*extras)}
+    for name in requirements.keys() & projects.keys():
+        version = read_wheel(wheels(projects[name]))[1]["Version"]
+        assert requirements[name].specifier.contains(version), requirements[name]
+    assert project.name == CORE or CORE in requirements
 
 
 # --- installed -------------------------------------------------------------------------------------------------------
 
 
-def test_the_core_alone_runs_in_a_clean_environment(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+def test_the_core_alone_lists_itself_and_says_what_brings_training(
+    clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    clean_environment.install(wheels(projects[CORE]))
-    clean_environment.pip("check")
-    assert "train" in clean_environment.arb("--help", cwd=tmp_path).stdout
-    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
-    assert [(record["distribution"], record["status"]) for record in listed] == [(CORE, "ok")]
+    assert set(install(CORE)) == {CORE}
+    assert clean_environment.distributions(cwd=tmp_path) == {CORE: "ok"}
     place = clean_environment.run("import arb_ternary; print(arb_ternary.__file__)", cwd=tmp_path)
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
+    refused = clean_environment.arb("train", str(write_config(tmp_path, "sign_votes")), cwd=tmp_path)
+    assert refused.returncode == 3, refused.stderr
+    assert "pip install arb-ternary-train" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
-    config = write_config(tmp_path, "sign_votes")
+
+def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
+    project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+) -> None:
+    expected = dict.fromkeys(set(install(project.name)) - {METAPACKAGE}, "ok")
+    assert clean_environment.distributions(cwd=tmp_path) == expected
+    if project.name != METAPACKAGE:
+        package = "arb_ternary" if project.name == CORE else project.name.replace("-", "_")
+        place = clean_environment.run(f"import {package}; print({package}.__file__)", cwd=tmp_path)
+        assert place.startswith(str(tmp_path)), "the editable installation was imported"
+
+
+def test_pip_install_of_a_clone_gives_a_program_that_trains(clean_environment: Any, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    clean_environment.pip("install", "--quiet", "--no-index", "--no-build-isolation", "--no-compile", str(root))
+    assert clean_environment.distributions(cwd=tmp_path) == dict.fromkeys(PARTS, "ok")
+    config = write_config(tmp_path, "scaled_votes")
     trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
 
 
 def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+    clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    clean_environment.install(wheels(projects[CORE]))
-    clean_environment.install(wheels(projects[PLUGIN]))
-    clean_environment.pip("check")
+    install(METAPACKAGE)
+    install(PLUGIN)
     config = write_config(tmp_path, COMPONENT)
-    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
-    assert {record["distribution"]: record["status"] for record in listed} == {CORE: "ok", PLUGIN: "ok"}
+    assert clean_environment.distributions(cwd=tmp_path)[PLUGIN] == "ok"
     assert clean_environment.arb("config", "validate", str(config), cwd=tmp_path).returncode == 0
 
     clean_environment.pip("uninstall", "--yes", "--quiet", PLUGIN)
@@ -181,22 +212,11 @@ def test_a_plugin_that_is_removed_is_missed_with_the_line_that_installs_it(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_metapackage_installs_the_command(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
-) -> None:
-    clean_environment.install(wheels(projects[METAPACKAGE]))
-    clean_environment.install(wheels(projects[CORE]))
-    clean_environment.pip("check")
-    version = read_wheel(wheels(projects[CORE]))[1]["Version"]
-    assert clean_environment.arb("--version", cwd=tmp_path).stdout.startswith(f"arb {version}")
-
-
 def test_a_native_backend_that_is_installed_trains_by_default(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+    clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    clean_environment.install(wheels(projects[CORE]))
-    clean_environment.install(wheels(projects[BACKEND]))
-    clean_environment.pip("check")
+    install(METAPACKAGE)
+    install(BACKEND)
     config = write_config(tmp_path, "sign_votes")
     trained = clean_environment.arb("train", str(config), "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -206,43 +226,34 @@ def test_a_native_backend_that_is_installed_trains_by_default(
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
-def test_the_tilelang_backend_installs_alone_on_the_core_and_is_missed_by_its_name(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("name", ["tilelang", "triton"])
+def test_a_backend_that_is_not_installed_is_missed_by_its_name(
+    name: str, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    kernels = "arb-ternary-tilelang"
-    clean_environment.install(wheels(projects[CORE]))
-    refused = clean_environment.arb("backends", "explain", "--backend", "tilelang", cwd=tmp_path)
+    install(CORE)
+    refused = clean_environment.arb("backends", "explain", "--backend", name, cwd=tmp_path)
     assert refused.returncode == 3
-    assert f"pip install {kernels}" in refused.stderr
+    assert f"pip install arb-ternary-{name}" in refused.stderr
 
-    clean_environment.install(wheels(projects[kernels]))
-    clean_environment.pip("check")
-    listed = json.loads(clean_environment.arb("plugins", "list", "--json", cwd=tmp_path).stdout)
-    assert {record["distribution"]: record["status"] for record in listed} == {CORE: "ok", kernels: "ok"}
+
+def test_the_tilelang_backend_works_on_the_core_alone(
+    clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+) -> None:
+    install("arb-ternary-tilelang")
     explained = clean_environment.arb("backends", "explain", "--backend", "tilelang", cwd=tmp_path)
     assert explained.returncode == 0, explained.stderr
     place = clean_environment.run("import arb_ternary_tilelang.backend as b; print(b.__file__)", cwd=tmp_path)
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
-def test_the_triton_backend_installs_alone_on_the_core_and_says_what_it_needs(
-    clean_environment: Any, projects: Mapping[str, Any], wheels: Callable[..., Path], tmp_path: Path
+def test_the_triton_backend_works_on_the_core_alone_and_says_what_it_needs(
+    clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
+    install("arb-ternary-triton")
     arguments = ("backends", "explain", "--backend", "triton", "--json")
-    wheel = wheels(projects["arb-ternary-triton"])
-    assert "arb_ternary_triton/tiles.json" in read_wheel(wheel)[0]
-    clean_environment.install(wheels(projects[CORE]))
-    missed = clean_environment.arb(*arguments, cwd=tmp_path)
-    assert missed.returncode == 3
-    assert "pip install arb-ternary-triton" in missed.stderr
-
-    clean_environment.install(wheel)
-    clean_environment.pip("check")
     refused = clean_environment.arb(*arguments, cwd=tmp_path)
     assert refused.returncode == 3
     assert "TRITON_INTERPRET=1 runs its interpreter" in refused.stderr
     assert "Traceback" not in refused.stderr
     served = clean_environment.arb(*arguments, cwd=tmp_path, TRITON_INTERPRET="1")
     assert json.loads(served.stdout)["backend"] == "triton", served.stderr
-    place = clean_environment.run("import arb_ternary_triton.plugin as p; print(p.__file__)", cwd=tmp_path)
-    assert place.startswith(str(tmp_path)), "the editable installation was imported"

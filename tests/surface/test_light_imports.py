@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -40,26 +39,3 @@ def test_no_config_module_imports_torch() -> None:
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr
-
-
-def _imports(file: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
-
-
-@pytest.mark.parametrize("package", PLUGINS, ids=lambda folder: folder.name)
-def test_a_plugin_imports_public_names_of_the_core_and_no_other_plugin(package: Path) -> None:
-    for file in package.rglob("*.py"):
-        for name in _imports(file):
-            top, *rest = name.split(".")
-            if top.startswith("arb_ternary_"):
-                assert top == package.name, f"{file}: imports the plugin {top}"
-            if top == "arb_ternary":
-                private = [part for part in rest if part.startswith("_") and not part.endswith("__")]
-                assert not private, f"{file}: imports {name}, which is private"
-                assert rest[:1] not in (["builtin"], ["scaffold"]), f"{file}: imports {name}"
