@@ -17,7 +17,6 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.history import StackRecord
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_testing import PhaseSuite
 from arb_ternary_testing.component import make_choice
@@ -66,6 +65,13 @@ class TestQlora(PhaseSuite):
     run: ClassVar[Any] = {
         "optimizer": {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.01}}
     }
+
+
+class TestAtOnce(PhaseSuite):
+    """All stacks from the first step on."""
+
+    component = "progressive"
+    options: ClassVar[Any] = {**STEPS, "enabled": False}
 
 
 class TestPrependedWithTimeAsInput(PhaseSuite):
@@ -390,12 +396,25 @@ def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precisi
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_has_the_options_of_the_config_in_python_with_the_same_defaults() -> None:
-    here, there = (attrs.fields_dict(each) for each in (ProgressivePhaseConfig, ProgressiveConfig))
-    own = {"enabled", "training_objective", "seed", "mask_token_id", "time_step_fractions"}
-    assert set(there) - set(here) == own
-    different = {name for name in set(there) & set(here) if here[name].default != there[name].default}
-    assert different == {"blocks_per_stack", "new_stack_precision"}  # null = as the model that it grows
+def test_stacks_can_be_made_at_once_and_trained_end_to_end_for_as_many_steps(tmp_path: Path) -> None:
+    run = grow(tmp_path, {"enabled": False, "target_stacks": 3, "steps_per_stack": 2})
+    records = read_metrics(run.metrics_file)
+    (entry,) = [record for record in records if record["event"] == "stack"]
+    assert (entry["index"], entry["trunk"], entry["steps"]) == (2, "none", 6)
+    assert len([record for record in records if record["event"] == "train"]) == 6
+    # From the first step on in all of them, and in what lies at both ends.
+    assert {stack_of(name) for name in changed(run, 1, 6)} >= {"embedding", "blocks.0", "blocks.1", "blocks.2", "head"}
+    assert [entry["id"] for entry in _structure(run)["stacks"]] == [0, 1, 2]
+
+
+def test_a_run_continued_from_its_last_checkpoint_writes_no_stack_down_twice(tmp_path: Path) -> None:
+    # Two stacks of two steps, saved after step 3 and at the end of the phase.
+    run = grow(tmp_path, {"target_stacks": 2}, every=3)
+    before = run.metrics_file.read_text()
+    config = run_config(tmp_path, {"target_stacks": 2}, every=3)
+    train(config, RunRequest(directory=run.path, resume="auto", backend="torch", reporter=Silent))
+    assert run.metrics_file.read_text() == before
+    assert [record["event"] for record in read_metrics(run.metrics_file)].count("stack") == 2
 
 
 @pytest.mark.parametrize(

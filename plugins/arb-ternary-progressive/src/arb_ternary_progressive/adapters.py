@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import GroupSize
-from arb_ternary_progressive.config import AdapterDtype
+from arb_ternary_progressive.growth_config import AdapterDtype
 from arb_ternary_progressive.precision import Linear, NVFP4Linear, StoredLinear, dense_linear, dense_weight
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig

@@ -11,15 +11,9 @@ import attrs
 
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_progressive.adapters import PROGRESSIVE, STACK, AdapterSpec
-from arb_ternary_progressive.config import (
-    PRECISIONS,
-    ModelConfig,
-    Precision,
-    ProgressiveConfig,
-    StackWiseConfig,
-    TrainingConfig,
-)
+from arb_ternary_progressive.config import ModelConfig, StackWiseConfig
 from arb_ternary_progressive.errors import TooManyStacks
+from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
@@ -86,6 +80,7 @@ class ProgressiveRackBuilder:
         if default_precision is not None:
             _check_precision(default_precision)
         self.config = StackWiseConfig(model=ModelConfig(**self._given)) if config is None else config
+        self._growth: GrowthConfig | None = None
         self._mode = building_mode
         self._default_precision = default_precision
         self._seed = seed
@@ -95,36 +90,36 @@ class ProgressiveRackBuilder:
     def from_decoder(
         cls,
         decoder: Decoder,
-        config: ProgressiveConfig | StackWiseConfig,
+        growth: GrowthConfig,
         *,
-        seed: int | None = None,
+        seed: int = 0,
+        mask_token: int | None = None,
     ) -> ProgressiveRackBuilder:
         """A builder whose rack has the parts of ``decoder``; its blocks become stack 0. A rack goes on as it is.
 
         Args:
-            decoder: core's decoder, or a rack.
-            config: how the rack grows; a model section has no effect here.
-            seed: of stacks at birth; None = the config's.
+            decoder: a decoder, or a rack.
+            growth: how the rack grows.
+            seed: of stacks at birth.
+            mask_token: what stands for a hidden token; None = the last id of the vocabulary. A rack has its own.
 
         Raises:
             ConfigError: it is another kind of decoder.
         """
-        if isinstance(config, ProgressiveConfig):
-            config = StackWiseConfig(training=TrainingConfig(progressive=config))
-        builder = cls(config, seed=seed)
+        builder = cls(StackWiseConfig(), seed=seed)
+        builder._growth = growth
         if isinstance(decoder, Rack):
             builder._rack = decoder
             return builder
-        progressive = builder.progressive
         precision = native_precision(decoder.config.float_parts)
         rack = Rack.from_decoder(
             decoder,
             precision=precision,
             time_embedding=builder._time_embedding(decoder),
-            mask_token=progressive.mask_token_id,
-            seed=builder.seed,
+            mask_token=mask_token,
+            seed=seed,
         )
-        adapter = stack_adapter(progressive, 0, precision)
+        adapter = stack_adapter(growth, 0, precision)
         if adapter is not None:
             rack.add_adapters(rack.newest, STACK, adapter)
         builder._rack = rack
@@ -133,24 +128,25 @@ class ProgressiveRackBuilder:
     # --- what it goes by ---
 
     @property
-    def progressive(self) -> ProgressiveConfig:
-        """The section ``training.progressive``."""
-        return self.config.training.progressive
+    def growth(self) -> GrowthConfig:
+        """How the rack grows: the config's section ``training.progressive``, or the options of a phase."""
+        return self.config.training.progressive if self._growth is None else self._growth
 
     @property
     def building_mode(self) -> Mode:
         """Where :meth:`add_stack` puts stacks."""
-        return self._mode or self.progressive.building_mode
+        return self._mode or self.growth.building_mode
 
     @property
     def default_precision(self) -> Precision:
         """The precision of stacks for which none is given."""
-        return self._default_precision or self.progressive.new_stack_precision
+        given = self._default_precision or self.growth.new_stack_precision
+        return given or native_precision(self.build_rack().config.float_parts)
 
     @property
     def seed(self) -> int:
         """The seed of stacks at birth."""
-        return self.progressive.seed if self._seed is None else self._seed
+        return self.config.training.progressive.seed if self._seed is None else self._seed
 
     def adopt(self, config: StackWiseConfig) -> None:
         """Go by ``config`` from now on, if the builder was made without one. What the keywords said stays."""
@@ -169,7 +165,7 @@ class ProgressiveRackBuilder:
         """Put a new stack behind the others.
 
         Args:
-            n_blocks: its blocks; None = ``blocks_per_stack``.
+            n_blocks: its blocks; None = ``blocks_per_stack``, or, where that is None, as many as the first stack has.
             precision: what its linears are stored in; None = ``default_precision``.
             adapter: its own adapters: a spec or ``{"rank": ..., "alpha": ...}``; True or False in place of
                 ``qlora_enabled``; None = as the config says.
@@ -211,11 +207,11 @@ class ProgressiveRackBuilder:
         """
         if self._rack is None:
             self.config.validate()
-            config = self.config.decoder_config(self.default_precision)
+            config, progressive = self.config, self.config.training.progressive
             rack = Rack(
-                config,
-                self.config.model.vocab_size,
-                mask_token=self.progressive.mask_token_id,
+                config.decoder_config(self._default_precision),
+                config.model.vocab_size,
+                mask_token=progressive.mask_token_id,
                 seed=self.seed,
             )
             rack.set_time_embedding(self._time_embedding(rack))
@@ -223,15 +219,15 @@ class ProgressiveRackBuilder:
         return self._rack
 
     def _time_embedding(self, decoder: Decoder) -> TimeEmbedding | None:
-        progressive = self.progressive
-        if progressive.time_interpretation != "input":
+        growth = self.growth
+        if growth.time_interpretation != "input":
             return None
         with seeded_birth(self.seed, "time embedding"):
             return TimeEmbedding(
-                progressive.time_embedding_dim,
-                progressive.time_encoding_type,
+                growth.time_embedding_dim,
+                growth.time_encoding_type,
                 decoder.config.width,
-                num_time_steps=progressive.num_time_steps,
+                num_time_steps=growth.num_time_steps,
                 config=decoder.config,
             )
 
@@ -242,29 +238,29 @@ class ProgressiveRackBuilder:
         precision: Precision | None,
         adapter: GivenAdapter,
     ) -> Stack:
-        rack, progressive = self.build_rack(), self.progressive
+        rack, growth = self.build_rack(), self.growth
         trunk = rack.ordered_stacks
-        if len(trunk) >= progressive.max_stacks:
+        if len(trunk) >= growth.max_stacks:
             raise TooManyStacks(
-                f"max_stacks: the rack has {len(trunk)} stacks, and {progressive.max_stacks} is the most",
+                f"max_stacks: the rack has {len(trunk)} stacks, and {growth.max_stacks} is the most",
                 "Raise max_stacks.",
             )
         stored = _check_precision(self.default_precision if precision is None else precision)
         # Before anything is made: a fault must leave the rack as it was.
-        spec = chosen_adapter(adapter, progressive, rack.next_id, stored)
+        spec = chosen_adapter(adapter, growth, rack.next_id, stored)
+        if n_blocks is None:
+            n_blocks = growth.blocks_per_stack
         stack = rack.insert_stack(
             position,
-            progressive.blocks_per_stack if n_blocks is None else n_blocks,
+            len(rack.stack(0).blocks) if n_blocks is None else n_blocks,
             precision=stored,
-            base=progressive.qlora_base,
-            zero_residual=progressive.zero_residual,
+            base=growth.qlora_base,
+            zero_residual=growth.zero_residual,
         )
         if spec is not None:
             rack.add_adapters(stack, STACK, spec)
-        if progressive.progressive_qlora:
-            second = AdapterSpec(
-                progressive.progressive_qlora_rank, progressive.progressive_qlora_alpha, progressive.adapter_dtype
-            )
+        if growth.progressive_qlora:
+            second = AdapterSpec(growth.progressive_qlora_rank, growth.progressive_qlora_alpha, growth.adapter_dtype)
             for other in trunk:
                 if PROGRESSIVE not in other.adapters:
                     rack.add_adapters(other, PROGRESSIVE, second)
@@ -335,7 +331,7 @@ class ProgressiveRackBuilder:
             )
         return {
             "building_mode": self.building_mode,
-            "max_stacks": self.progressive.max_stacks,
+            "max_stacks": self.growth.max_stacks,
             "total_stacks": len(entries),
             "total_blocks": len(rack.blocks),
             "vocab_size": rack.vocabulary_size,

@@ -73,6 +73,12 @@ class Stage:
             builder.freeze_all_but_qlora()
         return cls(rack, last, position, strategy)
 
+    @classmethod
+    def whole(cls, rack: Rack) -> Stage:
+        """Let everything learn that can, in all stacks."""
+        release(rack)
+        return cls(rack, len(rack.ordered_stacks) - 1, rack.position(rack.newest.stack_id), "none")
+
     def record(self, progress: Progress, *, time_step: int | None, skipped: int) -> StackRecord:
         """What became of the stack.
 

@@ -33,6 +33,7 @@ from arb_ternary_progressive.time import (
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
+    from arb_ternary_progressive.growth_config import GrowthConfig
 
 __all__ = ["TimeStepConfig", "TimeStepMasking", "build", "depth_time"]
 
@@ -201,15 +202,22 @@ class TimeStepMasking(HidingStrategy):
         return stack_idx + 1 if self.final_depth is None else self.final_depth
 
 
-def depth_time(config: ProgressiveConfig, stack_idx: int, final_depth: int) -> tuple[int, float]:
+def depth_time(config: GrowthConfig, stack_idx: int, final_depth: int) -> tuple[int, float]:
     """Time step and time of stack ``stack_idx`` (in the order of building) of a rack that will have ``final_depth``.
 
     Raises:
         UsageProblem: there is no such stack.
         ConfigError: a custom mapping cannot be used.
     """
-    strategy = TimeStepMasking(config, final_depth=final_depth)
-    return strategy.get_time_step_for_stack(stack_idx), strategy.time_for_stack(stack_idx)
+    step = time_step_for_stack(
+        stack_idx,
+        final_depth=final_depth,
+        num_time_steps=config.num_time_steps,
+        mapping=config.stack_time_mapping,
+        custom=config.custom_time_mapping,
+        time_per_stack=config.time_per_stack,
+    )
+    return step, time_of_step(step, config.num_time_steps)
 
 
 def build(config: TimeStepConfig) -> TimeStepMasking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_progressive.config import Pattern, ProgressiveConfig
+from arb_ternary_progressive.growth_config import GrowthConfig, Pattern
 
 __all__ = ["pattern_value", "stack_rank_and_alpha"]
 
@@ -25,7 +25,7 @@ def pattern_value(base: float, pattern: Pattern, stack: int) -> float:
     return base
 
 
-def stack_rank_and_alpha(config: ProgressiveConfig, stack: int) -> tuple[int, float]:
+def stack_rank_and_alpha(config: GrowthConfig, stack: int) -> tuple[int, float]:
     """Rank and alpha of the adapter that stack ``stack``, in the order of building, gets when it is made.
 
     Raises:

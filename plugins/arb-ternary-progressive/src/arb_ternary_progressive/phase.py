@@ -15,12 +15,10 @@ from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
-from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.growth import Stage, release, trunk_stream
 from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
-from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
@@ -58,7 +56,7 @@ class _StackLoop(TrainingLoop):
         self.time_step: int | None = None
         self._time: float | None = None
         if config.time_interpretation == "depth":
-            self.time_step, self._time = depth_time(config.progressive(), stage.index, config.target_stacks)
+            self.time_step, self._time = depth_time(config, stage.index, config.target_stacks)
         super().__init__(context, options, key)
 
     def mask(self, batch: Batch) -> MaskedBatch:
@@ -120,9 +118,9 @@ class ProgressivePhase:
         builder = self._adopt(context)
         cache = self._cache()
         try:
-            for index in range(self._index, self.config.target_stacks):
-                self._index = index
+            while self._index < self.config.target_stacks:
                 self._train_stack(context, builder, cache)
+                self._index += self._together
             release(builder.build_rack())
             context.save_checkpoint()
         finally:
@@ -135,7 +133,7 @@ class ProgressivePhase:
         return PhaseResult(steps=sum(record.steps for record in self.records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which stack is trained, its loop, and the records of those before it."""
+        """Which stack is trained, or the first of those that are trained together; its loop; and the records so far."""
         if self._loop is None:
             raise RuntimeError("the progressive phase has not begun")
         return {
@@ -160,13 +158,18 @@ class ProgressivePhase:
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """``model`` as a rack of that structure; everything in it can learn."""
         decoder = _as_decoder(model)
-        builder = ProgressiveRackBuilder.from_decoder(decoder, self._growth(decoder, int(structure["mask_token"])))
+        builder = ProgressiveRackBuilder.from_decoder(decoder, self.config, mask_token=int(structure["mask_token"]))
         builder.restore(structure)
         rack = builder.build_rack()
         release(rack)
         return rack
 
     # --- growth ---
+
+    @property
+    def _together(self) -> int:
+        """How many stacks are trained at once."""
+        return 1 if self.config.enabled else self.config.target_stacks - self._index
 
     def _adopt(self, context: RunContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack; also says which stack is trained first."""
@@ -175,7 +178,7 @@ class ProgressivePhase:
         model = _as_decoder(context.model)
         mask_token = getattr(context.masking, "mask_token", None)
         token = None if mask_token is None else mask_token(context.vocabulary_size)
-        self._builder = ProgressiveRackBuilder.from_decoder(model, self._growth(model, token), seed=context.seed)
+        self._builder = ProgressiveRackBuilder.from_decoder(model, self.config, seed=context.seed, mask_token=token)
         rack = self._builder.build_rack()
         # A rack that was restored has been made without the run at hand.
         rack.seed = context.seed
@@ -183,6 +186,8 @@ class ProgressivePhase:
         if self._restored is not None:
             self._index = self._restored["index"]
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
+            if self.records and self.records[-1].index >= self._index:
+                self._index, self._restored = self.records[-1].index + 1, None
             return self._builder
         self._index = len(rack.ordered_stacks) - int(config.train_first)
         if self._index >= config.target_stacks:
@@ -216,27 +221,21 @@ class ProgressivePhase:
                 "Give the phase and the masking the same number.",
             )
 
-    def _growth(self, model: Decoder, mask_token: int | None) -> ProgressiveConfig:
-        native = native_precision(model.config.float_parts)
-        return self.config.progressive(native, mask_token_id=mask_token)
-
     def _cache(self) -> ActivationCache | None:
         config = self.config
-        if not config.cache_activations:
+        if not (config.enabled and config.cache_activations):
             return None
         return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
 
     def _train_stack(self, context: RunContext, builder: ProgressiveRackBuilder, cache: ActivationCache | None) -> None:
-        """Add the stack, if it is not there yet, and train it."""
-        config, index = self.config, self._index
+        """Add the stack (or all stacks, where they are trained together), if it is not there yet, and train it."""
+        config, index = self.config, self._index + self._together - 1
         rack = builder.build_rack()
-        if len(rack.ordered_stacks) == index:
-            blocks = config.blocks_per_stack or len(rack.ordered_stacks[0].blocks)
-            builder.add_stack(n_blocks=blocks)
-            rack = builder.build_rack()
+        while len(rack.ordered_stacks) <= index:
+            builder.add_stack()
             context.model = rack.to(context.device)
             context.mark_progress()
-        stage = Stage.enter(builder, config.trunk_strategy)
+        stage = Stage.enter(builder, config.trunk_strategy) if config.enabled else Stage.whole(rack)
         if cache is not None and index and stage.streams:
             context.reporter.note(f"stack {index}: the activation cache is not used: {stage.streams}")
         stream = trunk_stream(stage, cache, config.cache_dtype)
@@ -291,11 +290,12 @@ class ProgressivePhase:
 
     def _options(self, context: RunContext) -> LoopOptions:
         config = self.config
-        steps = config.steps_per_stack
-        if steps is None:
+        if config.steps_per_stack is not None:
+            steps = config.steps_per_stack * self._together
+        else:
             windows = window_count(len(context.data.train), config.block_size, "the training stream")
             step_samples = config.batch_size * config.gradient_accumulation_steps
-            steps = math.ceil((config.epochs_per_stack or 1) * windows / step_samples)
+            steps = math.ceil((config.epochs_per_stack or 1) * windows * self._together / step_samples)
         try:
             return config.loop_options(steps)
         except ValueError as error:

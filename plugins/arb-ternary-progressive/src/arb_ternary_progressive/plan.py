@@ -29,7 +29,7 @@ from arb_ternary_train.evaluate import masked_loss
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
-    from arb_ternary_progressive.config import ProgressiveConfig
+    from arb_ternary_progressive.growth_config import GrowthConfig
 
 __all__ = ["CacheNeed", "Memory", "StagePlan", "kept_for_backward", "measured_memory", "plan_growth"]
 
@@ -138,7 +138,7 @@ def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[T
 
 def plan_growth(
     make_builder: Callable[[int], ProgressiveRackBuilder],
-    progressive: ProgressiveConfig,
+    growth: GrowthConfig,
     blocks: Sequence[int],
     *,
     make_optimizer: Callable[[Trainable], Optimizer],
@@ -153,7 +153,7 @@ def plan_growth(
 
     Args:
         make_builder: a builder whose rack has its first stack, of so many blocks.
-        progressive: how it grows.
+        growth: how it grows.
         blocks: of each stack.
         make_optimizer: as the run makes it.
         batch_size: samples in a micro-batch.
@@ -166,9 +166,7 @@ def plan_growth(
     tokens_BS = torch.zeros(batch_size, block_size, dtype=torch.int64)
     batch = MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
     shapes = [(1, 1), (2, 1), (1, 2)]
-    probes = [
-        _probe(make_builder, progressive, len(blocks), shape, make_optimizer, batch, autocast) for shape in shapes
-    ]
+    probes = [_probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast) for shape in shapes]
     stages = []
     for index in range(trained_from, len(blocks)):
         base, deeper_first, deeper_rest = (probe[index] for probe in probes)
@@ -181,7 +179,7 @@ def plan_growth(
         if cache is not None and base.cacheable:
             sample = cache.codec.sample_bytes(block_size, width)
             kept = min(cache.samples, cache.budget // sample) * sample
-        time_step, share = _time(progressive, index, len(blocks), masking)
+        time_step, share = _time(growth, index, len(blocks), masking)
         stages.append(
             StagePlan(
                 index=index,
@@ -222,7 +220,7 @@ def _extrapolated(base: int, deeper_first: int, deeper_rest: int, blocks: Sequen
 
 def _probe(
     make_builder: Callable[[int], ProgressiveRackBuilder],
-    progressive: ProgressiveConfig,
+    growth: GrowthConfig,
     target: int,
     shape: tuple[int, int],
     make_optimizer: Callable[[Trainable], Optimizer],
@@ -236,7 +234,7 @@ def _probe(
     for index in range(target):
         if index:
             builder.add_stack(n_blocks=shape[1])
-        stage = Stage.enter(builder, progressive.trunk_strategy)
+        stage = Stage.enter(builder, growth.trunk_strategy)
         rack.train()
         optimizer = make_optimizer(collect_trainable(rack))
         inputs: dict[str, Any] = {}
@@ -265,12 +263,12 @@ def _probe(
 
 
 def _time(
-    progressive: ProgressiveConfig, index: int, target: int, masking: MaskingStrategy | None
+    growth: GrowthConfig, index: int, target: int, masking: MaskingStrategy | None
 ) -> tuple[int | None, float | None]:
     """The time step of a stack, and the share of positions that ``masking`` hides at it, where both are fixed."""
-    if progressive.time_interpretation == "input":
+    if growth.time_interpretation == "input":
         return None, None
-    step, time = depth_time(progressive, index, target)
+    step, time = depth_time(growth, index, target)
     if not isinstance(masking, TimeStepMasking):
         return step, None
     return step, masking.fractions[step_of_time(time, masking.num_time_steps)]

@@ -67,7 +67,6 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     vocabulary = data.tokenizer.vocabulary_size
     layers = getattr(config.model.options, "layers", 1)
     native = native_precision(getattr(config.model.options, "float_parts", ()))
-    progressive = options.progressive(native)
     device = resolve_device("cpu")
     selection = select(request_backend(config=configured_backend(config), device=device.type))
 
@@ -76,7 +75,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         model = build_model(attrs.evolve(config, model=small), vocabulary, selection.name, device)
         if not isinstance(model, Decoder):
             raise ConfigError(f"model: the phase progressive grows decoders, not a {type(model).__name__}")
-        builder = ProgressiveRackBuilder.from_decoder(model, progressive)
+        builder = ProgressiveRackBuilder.from_decoder(model, options)
         builder.build_rack().set_activation_checkpointing(
             options.activation_checkpointing, options.activation_checkpoint_threshold
         )
@@ -90,7 +89,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     with use_backend(selection.name):
         return plan_growth(
             make_builder,
-            progressive,
+            options,
             [layers, *[new] * (options.target_stacks - 1)],
             make_optimizer=config.optimizer.build,
             batch_size=options.batch_size,

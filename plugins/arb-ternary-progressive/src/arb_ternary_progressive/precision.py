@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_progressive.config import Precision
+from arb_ternary_progressive.growth_config import Precision
 from arb_ternary_progressive.nvfp4 import Packed, pack_nvfp4, unpack_nvfp4
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig, FloatPart

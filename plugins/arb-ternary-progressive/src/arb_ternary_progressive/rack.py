@@ -18,7 +18,7 @@ from arb_ternary.counters.hashing import stream_id
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
-from arb_ternary_progressive.config import Precision
+from arb_ternary_progressive.growth_config import Precision
 from arb_ternary_progressive.precision import Base
 from arb_ternary_progressive.stack import Stack, seeded_birth
 from arb_ternary_text.models.cache import KeyValueCache

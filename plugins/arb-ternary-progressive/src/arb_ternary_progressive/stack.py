@@ -20,8 +20,9 @@ from arb_ternary_progressive.adapters import (
     add_adapters,
     merge_adapters,
 )
-from arb_ternary_progressive.config import PRECISIONS, Precision, ProgressiveConfig, StackWiseConfig
+from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.freezing import set_learning
+from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
 from arb_ternary_progressive.patterns import stack_rank_and_alpha
 from arb_ternary_progressive.precision import Base, NVFP4Linear, is_frozen, make_block, store_block, widen_block
 from arb_ternary_text.models.attention import Positions, make_positions
@@ -253,7 +254,7 @@ def seeded_birth(*parts: int | str) -> Iterator[None]:
         yield
 
 
-def stack_adapter(config: ProgressiveConfig, stack_id: int, precision: Precision) -> AdapterSpec | None:
+def stack_adapter(config: GrowthConfig, stack_id: int, precision: Precision) -> AdapterSpec | None:
     """The adapters that the config gives a stack when it is made; a stack of precision qlora always has some."""
     if not (config.qlora_enabled or precision == "qlora"):
         return None
@@ -262,14 +263,14 @@ def stack_adapter(config: ProgressiveConfig, stack_id: int, precision: Precision
 
 
 def chosen_adapter(
-    adapter: GivenAdapter, progressive: ProgressiveConfig, stack_id: int, precision: Precision
+    adapter: GivenAdapter, growth: GrowthConfig, stack_id: int, precision: Precision
 ) -> AdapterSpec | None:
     """The adapters of a new stack, where its maker may say something else than the config.
 
     Args:
         adapter: a spec, or a mapping with ``rank`` and ``alpha``; True or False in place of ``qlora_enabled``; None =
             as the config says.
-        progressive: the config.
+        growth: the config.
         stack_id: of the new stack.
         precision: of the new stack.
 
@@ -278,9 +279,9 @@ def chosen_adapter(
         ConfigError: the config has no rank and alpha for this stack.
     """
     if adapter is None:
-        return stack_adapter(progressive, stack_id, precision)
+        return stack_adapter(growth, stack_id, precision)
     if adapter is True:
-        return AdapterSpec(*stack_rank_and_alpha(progressive, stack_id), progressive.adapter_dtype)
+        return AdapterSpec(*stack_rank_and_alpha(growth, stack_id), growth.adapter_dtype)
     if adapter is False:
         if precision == "qlora":
             raise UsageProblem(
@@ -297,7 +298,7 @@ def chosen_adapter(
             raise UsageProblem(f"adapter: unknown key {key!r}", hint)
     if absent := [key for key in ("rank", "alpha") if key not in adapter]:
         raise UsageProblem(f"adapter: {' and '.join(absent)} must be given")
-    return AdapterSpec(**{"dtype": progressive.adapter_dtype, **adapter})
+    return AdapterSpec(**{"dtype": growth.adapter_dtype, **adapter})
 
 
 def create_stack_from_config(stack_id: int, n_blocks: int, config: StackWiseConfig) -> Stack:
