@@ -41,13 +41,20 @@ def components(kind: str) -> list[Any]:
     return sorted(found, key=lambda each: (each.distribution != "arb-ternary-core", each.distribution, each.name))
 
 
+def kinds() -> Mapping[str, Any]:
+    """The kinds of component of this repository."""
+    from arb_ternary.plugins.manager import manager
+
+    return manager().registry.kinds
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
 def hooks_page() -> str:
     """Every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
-    from arb_ternary.plugins.surface import describe_hooks
+    from arb_ternary.plugins.surface import STATED, describe_hooks
 
     titles = {
         "registration": ("Registration", "Called once, when the plugins are loaded."),
@@ -58,18 +65,22 @@ def hooks_page() -> str:
     parts = [
         "# Hooks",
         prose(inspect.getdoc(hookspecs) or ""),
-        f"A hook module declares `ARB_API_VERSION = {API_VERSION}`, or the older version that it was written for, and "
-        "marks its implementations with "
+        f"A hook module declares `ARB_API_VERSION = {API_VERSION}` and marks its implementations with "
         "`arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by name. "
         "`arb plugins hooks` prints this list.",
     ]
     group = ""
-    for hook in describe_hooks():
+    for hook in describe_hooks(kinds().values()):
         if hook.group != group:
             group = hook.group
             parts.append("## {}\n\n{}".format(*titles[group]))
-        function = getattr(hookspecs, hook.name)
-        parts.append(f"### `{hook.name}`\n\n```python\n{signature(hook.name, function)}\n```\n\n{docstring(function)}")
+        if hook.name in STATED:
+            function = getattr(hookspecs, hook.name)
+            shown, text = signature(hook.name, function), docstring(function)
+        else:
+            kind = next(kind for kind in kinds().values() if kind.hook == hook.name)
+            shown, text = f"{hook.name}() -> Sequence[{kind.__name__}]", prose(hook.documentation)
+        parts.append(f"### `{hook.name}`\n\n```python\n{shown}\n```\n\n{text}")
     return "\n\n".join(parts)
 
 
@@ -78,19 +89,17 @@ def specs_page() -> str:
     from arb_ternary import specs
 
     parts = ["# Specs", prose(inspect.getdoc(specs) or "")]
-    for name in specs.__all__:
-        found = getattr(specs, name)
-        if isinstance(found, type):
-            parts.append(f"## `{name}`\n\n{docstring(found)}\n\n{attribute_list(found)}")
-        else:
-            parts.append(f"## `{name}`\n\n```python\n{signature(name, found)}\n```\n\n{docstring(found)}")
+    for found in (specs.Spec, *kinds().values()):
+        where = f"Kind `{found.kind}`, from `{found.__module__}`. " if found is not specs.Spec else ""
+        parts.append(f"## `{found.__name__}`\n\n{where}{docstring(found)}\n\n{attribute_list(found)}")
+    function = specs.resolve
+    parts.append(f"## `resolve`\n\n```python\n{signature('resolve', function)}\n```\n\n{docstring(function)}")
     return "\n\n".join(parts)
 
 
 def config_page() -> str:
     """Every key of a config file: the top level, then every component."""
     from arb_ternary.config.structure import options_class
-    from arb_ternary.plugins.surface import NOUNS
     from arb_ternary_train.config import RunConfig
 
     parts = [
@@ -101,7 +110,8 @@ def config_page() -> str:
         "## Top level",
         option_table(RunConfig),
     ]
-    for kind, noun in NOUNS.items():
+    for kind, spec in kinds().items():
+        noun = spec.noun
         if kind in ("backend", "command", "recipe"):
             continue
         parts.append(f'## {noun[0].upper()}{noun[1:]} {{ id="{kind}" }}')
@@ -158,7 +168,7 @@ def commands_page() -> str:
         command_text(arb, "arb"),
     ]
     for found in components("command"):
-        parts += list(command_texts(found.load(), f"arb {found.name}", found.distribution))
+        parts += list(command_texts(found.load(), f"arb {found.name.replace('.', ' ')}", found.distribution))
     return "\n\n".join(parts)
 
 
@@ -204,10 +214,11 @@ def option_texts(option: click.Option) -> tuple[str, str]:
 def environment_page() -> str:
     """Every environment variable."""
     from arb_ternary import environment
+    from arb_ternary.plugins.manager import manager
 
     rows = [
         (f"`{variable.name}`", f"`{variable.default}`" if variable.default else "empty", prose(variable.summary))
-        for variable in environment.VARIABLES
+        for variable in manager().variables
     ]
     return "\n\n".join(
         [

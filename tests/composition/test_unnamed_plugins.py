@@ -30,9 +30,9 @@ phases: [{{name: standard, steps: 4, batch_size: 2, block_size: 8, eval_every: 2
 PLUGIN = """
 from arb_ternary import hookimpl
 from arb_ternary.specs import (
-    BackendSpec, CheckSpec, CommandSpec, DataSpec, ExporterSpec,
-    MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, TrackerSpec,
+    BackendSpec, CommandSpec, DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec,
 )
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 TARGET = "arb_ternary_bystander.parts:explode"

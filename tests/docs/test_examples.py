@@ -22,7 +22,6 @@ import yaml
 from attrs import frozen
 
 from arb_ternary.cli.main import arb
-from arb_ternary.plugins.manager import manager
 from arb_ternary_testing import install_fake_plugin
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +147,7 @@ def test_a_command_line_in_the_documentation_exists(page: str, line: str) -> Non
             if not words or words[0].isupper() or words[0].startswith("{"):
                 return
             name = words.pop(0)
-            nested = manager().registry.get("command", name).load() if command is arb else command.commands.get(name)
+            nested = command.get_command(click.Context(command), name)
             assert nested is not None, f"{page}: {line}: there is no {name}"
             command = nested
         else:

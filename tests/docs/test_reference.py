@@ -17,9 +17,8 @@ import pytest
 from arb_ternary import errors, hookspecs
 from arb_ternary.cli.main import arb
 from arb_ternary.config.structure import options_class
-from arb_ternary.environment import VARIABLES
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.surface import HOOKS, NOUNS
+from arb_ternary.plugins.surface import STATED
 from arb_ternary_train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +50,7 @@ def hook_functions() -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", STATED)
 def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
     function = hook_functions()[hook]
     assert function.returns is not None
@@ -61,7 +60,7 @@ def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
     assert "".join(block.split()).replace(",)", ")") == "".join(wanted.split())
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", STATED)
 def test_a_hook_says_when_it_is_called(hook: str) -> None:
     documentation = ast.get_docstring(hook_functions()[hook]) or ""
     assert "alled" in documentation
@@ -74,7 +73,7 @@ def test_a_hook_says_when_it_is_called(hook: str) -> None:
 def commands() -> Iterator[tuple[str, click.Command]]:
     yield "arb", arb
     for found in ours("command"):
-        yield from walk(f"arb {found.name}", found.load())
+        yield from walk(f"arb {found.name.replace('.', ' ')}", found.load())
 
 
 def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
@@ -97,7 +96,7 @@ def test_every_command_and_option_is_documented() -> None:
                     assert option in section, f"{path} {option} is missing"
 
 
-@pytest.mark.parametrize("variable", [variable.name for variable in VARIABLES])
+@pytest.mark.parametrize("variable", [variable.name for variable in manager().variables])
 def test_an_environment_variable_is_documented(variable: str) -> None:
     assert f"| `{variable}` |" in page("environment.md")
 
@@ -119,7 +118,7 @@ def test_no_other_module_reads_the_environment() -> None:
 def test_every_config_key_is_documented_with_its_default() -> None:
     text = page("config.md")
     classes: list[tuple[str, str, type[Any]]] = [(text, "## Top level", RunConfig)]
-    for kind in NOUNS:
+    for kind in manager().registry.kinds:
         # A name may be that of a component of two kinds.
         _, _, components = text.partition(f'{{ id="{kind}" }}')
         components, _, _ = components.partition("\n## ")

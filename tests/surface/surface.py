@@ -45,6 +45,10 @@ def _import(name: str) -> Any:
     return import_module(name)
 
 
+def _kinds() -> dict[str, Any]:
+    return dict(_import("arb_ternary.plugins.manager").manager().registry.kinds)
+
+
 def _names(module: str) -> Iterator[str]:
     yield from sorted(_import(module).__all__)
 
@@ -64,21 +68,17 @@ def _protocols() -> Iterator[str]:
 
 
 def _specs() -> Iterator[str]:
-    specs = _import("arb_ternary.specs")
-    for name in specs.__all__:
-        found = getattr(specs, name)
-        if isinstance(found, type):
-            fields = [
-                field.name if field.default is attrs.NOTHING else f"{field.name}=" for field in attrs.fields(found)
-            ]
-            yield f"{name}({', '.join(fields)})"
+    for found in _kinds().values():
+        fields = [field.name if field.default is attrs.NOTHING else f"{field.name}=" for field in attrs.fields(found)]
+        yield f"{found.__module__}.{found.__name__}({', '.join(fields)})"
 
 
 def _hooks() -> Iterator[str]:
-    hookspecs = _import("arb_ternary.hookspecs")
+    stated = _import("arb_ternary.plugins.surface").STATED
     yield f"API version {_import('arb_ternary').API_VERSION}"
-    for name in _import("arb_ternary.plugins.surface").HOOKS:
-        function = getattr(hookspecs, name)
+    for kind in _kinds().values():
+        yield f"{kind.hook}() -> {kind.__name__} [{kind.kind}: {kind.noun}]"
+    for name, function in stated.items():
         first_result = " [first result]" if function.arb_ternary_spec["firstresult"] else ""
         yield f"{name}({', '.join(inspect.signature(function).parameters)}){first_result}"
 
@@ -99,7 +99,7 @@ def _errors() -> Iterator[str]:
 
 
 def _variables() -> Iterator[str]:
-    for variable in _import("arb_ternary.environment").VARIABLES:
+    for variable in _import("arb_ternary.plugins.manager").manager().variables:
         yield f"{variable.name}={variable.default}"
 
 
@@ -119,7 +119,7 @@ def _registered(kind: str) -> list[Any]:
 
 
 def _components() -> Iterator[str]:
-    for kind in _import("arb_ternary.plugins.surface").NOUNS:
+    for kind in _kinds():
         for found in _registered(kind):
             yield f"{kind} {found.name}: {found.distribution}"
 
@@ -127,7 +127,7 @@ def _components() -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield from _command(_import("arb_ternary.cli.main").arb, "arb", deep=False)
     for found in _registered("command"):
-        yield from _command(found.load(), f"arb {found.name}")
+        yield from _command(found.load(), f"arb {found.name.replace('.', ' ')}")
 
 
 def _command(command: click.Command, path: str, *, deep: bool = True) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _command(command: click.Command, path: str, *, deep: bool = True) -> Iterato
 def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
     yield from _keys(_import("arb_ternary_train.config").RunConfig, "")
-    for kind in _import("arb_ternary.plugins.surface").NOUNS:
+    for kind in _kinds():
         if kind in ("backend", "command", "recipe"):
             continue
         for found in _registered(kind):

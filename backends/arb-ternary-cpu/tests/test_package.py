@@ -14,7 +14,8 @@ from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_cpu.backend import build
-from arb_ternary_cpu.isa import ISAS, VARIABLE, chosen_isa, usable_isas
+from arb_ternary_cpu.isa import ISAS, chosen_isa, usable_isas
+from arb_ternary_cpu.plugin import ISA
 from arb_ternary_cpu.probe import probe
 
 
@@ -41,16 +42,16 @@ def test_an_instruction_set_of_another_processor_is_an_environment_problem() -> 
 
 def test_the_variable_forces_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for isa in usable_isas():
-        monkeypatch.setenv(VARIABLE, f" {isa.upper()} ")
+        monkeypatch.setenv(ISA.name, f" {isa.upper()} ")
         assert chosen_isa() == isa
         assert probe("cpu").reason == f"instruction set {isa}"
-    monkeypatch.setenv(VARIABLE, "sse9")
-    with pytest.raises(UsageProblem, match=VARIABLE):
+    monkeypatch.setenv(ISA.name, "sse9")
+    with pytest.raises(UsageProblem, match=ISA.name):
         chosen_isa()
     result = probe("cpu")
     assert not result.usable
     assert "sse9" in result.reason
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(ISA.name, "")
     assert chosen_isa() == usable_isas()[0]
 
 
@@ -61,7 +62,7 @@ def test_the_variable_is_read_in_a_process_of_its_own() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=for_child(**{VARIABLE: "scalar"}),
+        env=for_child(**{ISA.name: "scalar"}),
         capture_output=True,
         text=True,
         check=True,

@@ -12,7 +12,8 @@ from attrs import frozen
 from safetensors.torch import load
 
 from arb_ternary.backends.select import reset_backends
-from arb_ternary_cpu.isa import VARIABLE, usable_isas
+from arb_ternary_cpu.isa import usable_isas
+from arb_ternary_cpu.plugin import ISA
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
@@ -106,7 +107,7 @@ def wanted(run: Run) -> dict[str, Trained]:
 def test_an_exact_run_has_the_bytes_of_the_torch_backend(
     optimizer: str, isa: str, threads: int, run: Run, wanted: dict[str, Trained], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, isa)
+    monkeypatch.setenv(ISA.name, isa)
     torch.set_num_threads(threads)
     got = run(optimizer, "cpu")
     assert got.rest == wanted[optimizer].rest

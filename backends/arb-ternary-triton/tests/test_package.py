@@ -15,6 +15,7 @@ from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_triton import arguments
 from arb_ternary_triton import launch as launching
 from arb_ternary_triton import probe as probing
+from arb_ternary_triton.plugin import INTERPRET
 
 TORCH = torch.__version__
 
@@ -61,7 +62,7 @@ def test_an_old_triton_is_named_with_the_release_that_is_needed(monkeypatch: pyt
 
 @pytest.mark.skipif("+cpu" not in TORCH, reason="torch is built for a GPU")
 def test_without_cuda_in_torch_a_forced_backend_says_so(triton_release: pytest.MonkeyPatch) -> None:
-    triton_release.setenv(probing.INTERPRET, "0")
+    triton_release.setenv(INTERPRET.name, "0")
     assert _forced("cuda").what == (
         f"ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cuda: torch {TORCH} is built without CUDA and ROCm"
     )
@@ -70,7 +71,7 @@ def test_without_cuda_in_torch_a_forced_backend_says_so(triton_release: pytest.M
 def test_without_a_driver_a_forced_backend_says_so(triton_release: pytest.MonkeyPatch) -> None:
     from arb_ternary.backends import reference_probe
 
-    triton_release.setenv(probing.INTERPRET, "0")
+    triton_release.setenv(INTERPRET.name, "0")
     triton_release.setattr(reference_probe, "version", lambda _name: "2.13.0")
     triton_release.setattr(reference_probe, "_DEVICE_NODES", ())
     triton_release.setattr(reference_probe.shutil, "which", lambda _name: None)
@@ -80,7 +81,7 @@ def test_without_a_driver_a_forced_backend_says_so(triton_release: pytest.Monkey
 
 
 def test_the_cpu_is_refused_without_the_interpreter(triton_release: pytest.MonkeyPatch) -> None:
-    triton_release.delenv(probing.INTERPRET, raising=False)
+    triton_release.delenv(INTERPRET.name, raising=False)
     error = _forced("cpu")
     assert error.what == (
         "ARB_TERNARY_BACKEND: backend 'triton' cannot be used on cpu: "
@@ -92,7 +93,7 @@ def test_the_cpu_is_refused_without_the_interpreter(triton_release: pytest.Monke
 def test_a_gpu_is_refused_with_the_interpreter(triton_release: pytest.MonkeyPatch) -> None:
     from arb_ternary.backends.protocol import ProbeResult
 
-    triton_release.setenv(probing.INTERPRET, "1")
+    triton_release.setenv(INTERPRET.name, "1")
     triton_release.setattr(probing, "probe_torch", lambda _device: ProbeResult(True, "torch"))
     result = probing.probe("cuda")
     assert (result.usable, result.reason) == (False, "TRITON_INTERPRET=1 runs kernels on the CPU; unset it")
@@ -100,14 +101,14 @@ def test_a_gpu_is_refused_with_the_interpreter(triton_release: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("value", ["1", "true", " ON "])
 def test_the_interpreter_serves_the_cpu(value: str, triton_release: pytest.MonkeyPatch) -> None:
-    triton_release.setenv(probing.INTERPRET, value)
+    triton_release.setenv(INTERPRET.name, value)
     result = probing.probe("cpu")
     assert (result.usable, result.reason) == (True, "triton 3.9.0 in its interpreter, for tests: slow")
     assert result.last_resort
 
 
 def test_the_interpreter_is_nobodys_default(triton_release: pytest.MonkeyPatch) -> None:
-    triton_release.setenv(probing.INTERPRET, "1")
+    triton_release.setenv(INTERPRET.name, "1")
     chosen = select(BackendRequest())
     assert chosen.name != "triton"
     assert dict(chosen.rejected)["triton"] == "triton 3.9.0 in its interpreter, for tests: slow"

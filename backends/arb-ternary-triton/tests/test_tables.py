@@ -17,10 +17,11 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
 from arb_ternary_triton import arguments, choice, tiles, tuning
 from arb_ternary_triton import backend as backend_module
-from arb_ternary_triton.choice import TUNE, chosen_entry, forced
+from arb_ternary_triton.choice import chosen_entry, forced
 from arb_ternary_triton.entries import KINDS, ROWS, Entry, modelled, operands_of, row_bound
 from arb_ternary_triton.gpu import KNOWN, Gpu
 from arb_ternary_triton.launch import recording
+from arb_ternary_triton.plugin import TUNE
 from arb_ternary_triton.tables import Measured, UserTable, bucket_of, shipped, shipped_document, user_table
 from arb_ternary_triton.tuning import best_of, call_on, candidates, tune
 
@@ -38,7 +39,7 @@ def on_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(choice, "gpu_of", lambda _index: H200)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(TUNE, raising=False)
+    monkeypatch.delenv(TUNE.name, raising=False)
     return tmp_path / "arb-ternary" / "triton" / "sm-90-nvidia-h200.json"
 
 
@@ -118,7 +119,7 @@ def test_what_was_measured_comes_before_what_is_shipped(on_h200: Path) -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_deterministic_runs_take_the_shipped_choices(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TUNE, "1")
+    monkeypatch.setenv(TUNE.name, "1")
     user_table(H200).keep(LINEAR, BUCKET, FASTER)
     assert chosen() == shipped(LINEAR, 16, H200)
     torch.use_deterministic_algorithms(True, warn_only=True)  # as tools do, which fill memory
@@ -128,7 +129,7 @@ def test_deterministic_runs_take_the_shipped_choices(on_h200: Path, monkeypatch:
 def test_nothing_is_measured_unasked(on_h200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "tune", lambda *_: pytest.fail("measured"))
     assert chosen() == shipped(LINEAR, 16, H200)
-    monkeypatch.setenv(TUNE, "1")
+    monkeypatch.setenv(TUNE.name, "1")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert chosen() == shipped(LINEAR, 16, H200), "a graph that is captured cannot be timed"
     assert not on_h200.exists()
@@ -141,7 +142,7 @@ def test_the_variable_has_every_bucket_measured_once(on_h200: Path, monkeypatch:
         asked.append((kind, bucket, gpu))
         return table.keep(kind, bucket, FASTER)
 
-    monkeypatch.setenv(TUNE, "1")
+    monkeypatch.setenv(TUNE.name, "1")
     monkeypatch.setattr(tuning, "tune", measure)
     assert [chosen(), chosen()] == [FASTER.entry] * 2
     assert asked == [(LINEAR, BUCKET, H200)]

@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 
 #: Version of the plugin interface (major, minor). A plugin declares the version that it was written for as
 #: ``ARB_API_VERSION`` in its hook module; the same major and a minor no newer than this loads.
-API_VERSION: Final = (1, 3)
+API_VERSION: Final = (1, 0)
 
 #: Marks a function of a plugin's hook module as the implementation of a hook.
 hookimpl: Final = pluggy.HookimplMarker("arb_ternary")

@@ -1,12 +1,14 @@
-"""Every environment variable that the program reads, and the only place that reads them.
+"""Environment variables: how they are declared and read, and those of the core.
 
-Variables are read when their value is needed, never at import, so that a test or a notebook can change them.
+No other module looks at the environment. A distribution declares its variables beside the component that reads them
+(``Spec.variables``). A variable is read when its value is needed, never at import, so that a test or a notebook can
+change it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -14,18 +16,10 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem, nearest
 
-__all__ = [
-    "VARIABLES",
-    "Variable",
-    "for_child",
-    "given",
-    "left_unchanged",
-    "read",
-    "read_flag",
-    "read_integer",
-    "read_names",
-    "unrecognised",
-]
+__all__ = ["VARIABLES", "Variable", "for_child", "given", "left_unchanged", "unrecognised"]
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
 
 
 @frozen
@@ -36,88 +30,90 @@ class Variable:
     default: str
     summary: str
 
+    def read(self) -> str:
+        """The value, or the default when the variable is unset."""
+        return os.environ.get(self.name, self.default)
 
-VARIABLES: Final[tuple[Variable, ...]] = (
-    Variable(
-        "ARB_PLUGINS",
-        "*",
-        "plugins to load, by name, separated by commas; `*` loads every installed one, an empty value none",
-    ),
-    Variable("ARB_PLUGINS_DISABLED", "", "plugins not to load, by name, separated by commas"),
-    Variable("ARB_PLUGINS_STRICT", "0", "1 makes a plugin that cannot be loaded an error instead of a warning"),
-    Variable("ARB_TRACE_PLUGINS", "0", "1 prints what the plugin loader does, with times, on standard error"),
-    Variable(
-        "ARB_TERNARY_BACKEND",
-        "",
-        "kernel backend: `auto`, a name, or names with commas in order of preference; empty leaves it to the config",
-    ),
-    Variable("ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"),
-    Variable("ARB_TERNARY_DECODE_CACHE_MB", "256", "MiB of decoded weights that the torch backend keeps; 0 keeps none"),
-    Variable("ARB_TERNARY_CPU_ISA", "", "instruction set of the `cpu` backend; an empty one takes the fastest"),
-    Variable("TRITON_INTERPRET", "0", "Triton's own switch: 1 runs its kernels in an interpreter, on the CPU"),
-    Variable(
-        "CXX", "", "the C++ compiler of kernels that are compiled for the CPU; empty takes the first that is found"
-    ),
-    Variable(
-        "CUDA_HOME", "", "the CUDA toolkit that compiles kernels; empty looks for nvcc in PATH and /usr/local/cuda"
-    ),
-    Variable(
-        "ARB_TERNARY_TRITON_TUNE", "0", "1 lets the `triton` backend measure tile sizes on the GPU and keep the fastest"
-    ),
-    Variable("XDG_CACHE_HOME", "", "folder of caches, for measured tile sizes; empty is ~/.cache"),
-    Variable("CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"),
+    def flag(self) -> bool:
+        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value.
+
+        Raises:
+            UsageProblem: the value is something else.
+        """
+        value = self.read().strip().lower()
+        if value in _TRUE:
+            return True
+        if value in _FALSE:
+            return False
+        raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
+
+    def integer(self) -> int:
+        """The value as a number, 0 or more; an empty value is the default.
+
+        Raises:
+            UsageProblem: the value is no such number.
+        """
+        value = self.read().strip() or self.default
+        if not (value.isascii() and value.isdecimal()):
+            raise UsageProblem(
+                f"{self.name}: {value!r} is not a whole number of 0 or more", f"unset, it is {self.default}"
+            )
+        return int(value)
+
+    def names(self) -> tuple[str, ...]:
+        """The value as names separated by commas, trimmed; empty ones are dropped."""
+        return tuple(part for part in (part.strip() for part in self.read().split(",")) if part)
+
+
+PLUGINS: Final = Variable(
+    "ARB_PLUGINS",
+    "*",
+    "plugins to load, by name, separated by commas; `*` loads every installed one, an empty value none",
+)
+PLUGINS_DISABLED: Final = Variable("ARB_PLUGINS_DISABLED", "", "plugins not to load, by name, separated by commas")
+PLUGINS_STRICT: Final = Variable(
+    "ARB_PLUGINS_STRICT", "0", "1 makes a plugin that cannot be loaded an error instead of a warning"
+)
+TRACE_PLUGINS: Final = Variable(
+    "ARB_TRACE_PLUGINS", "0", "1 prints what the plugin loader does, with times, on standard error"
+)
+BACKEND: Final = Variable(
+    "ARB_TERNARY_BACKEND",
+    "",
+    "kernel backend: `auto`, a name, or names with commas in order of preference; empty leaves it to the config",
+)
+STRICT: Final = Variable(
+    "ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"
+)
+DECODE_CACHE_MB: Final = Variable(
+    "ARB_TERNARY_DECODE_CACHE_MB", "256", "MiB of decoded weights that the torch backend keeps; 0 keeps none"
+)
+CUDA_VISIBLE_DEVICES: Final = Variable(
+    "CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"
 )
 
-_BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
+#: The variables that the core itself reads.
+VARIABLES: Final = (
+    PLUGINS,
+    PLUGINS_DISABLED,
+    PLUGINS_STRICT,
+    TRACE_PLUGINS,
+    BACKEND,
+    STRICT,
+    DECODE_CACHE_MB,
+    CUDA_VISIBLE_DEVICES,
+)
 
 
-def read(name: str) -> str:
-    """The value of a listed variable, or its default when it is unset.
-
-    Raises:
-        KeyError: ``name`` is not in :data:`VARIABLES`.
-    """
-    return os.environ.get(name, _BY_NAME[name].default)
+def given(variables: Iterable[Variable]) -> dict[str, str]:
+    """Those of ``variables`` that are set, with their values."""
+    return {variable.name: os.environ[variable.name] for variable in variables if variable.name in os.environ}
 
 
-def read_flag(name: str) -> bool:
-    """A listed variable as a switch: 1, true, yes, on against 0, false, no, off and the empty value.
-
-    Raises:
-        UsageProblem: the value is something else.
-    """
-    value = read(name).strip().lower()
-    if value in _TRUE:
-        return True
-    if value in _FALSE:
-        return False
-    raise UsageProblem(f"{name}: {read(name)!r} is neither on nor off", "use 1 or 0")
-
-
-def read_integer(name: str) -> int:
-    """A listed variable as a number, 0 or more; an empty value is the default.
-
-    Raises:
-        UsageProblem: the value is no such number.
-    """
-    value = read(name).strip() or _BY_NAME[name].default
-    if not (value.isascii() and value.isdecimal()):
-        raise UsageProblem(
-            f"{name}: {value!r} is not a whole number of 0 or more", f"unset, it is {_BY_NAME[name].default}"
-        )
-    return int(value)
-
-
-def read_names(name: str) -> tuple[str, ...]:
-    """A listed variable as names separated by commas, trimmed; empty ones are dropped."""
-    return tuple(part for part in (part.strip() for part in read(name).split(",")) if part)
-
-
-def given() -> dict[str, str]:
-    """The listed variables that are set, with their values, in the order of :data:`VARIABLES`."""
-    return {variable.name: os.environ[variable.name] for variable in VARIABLES if variable.name in os.environ}
+def unrecognised(variables: Iterable[Variable]) -> dict[str, str | None]:
+    """What is set, looks like the program's own (``ARB_...``), and is not listed; with the nearest that is."""
+    known = {variable.name for variable in variables}
+    return {name: nearest(name, known) for name in sorted(os.environ) if name.startswith("ARB_") and name not in known}
 
 
 def for_child(**changes: str) -> dict[str, str]:
@@ -135,10 +131,3 @@ def left_unchanged() -> Iterator[None]:
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
-
-
-def unrecognised() -> dict[str, str | None]:
-    """Variables that look like the program's own (``ARB_...``) but are not, each with the nearest listed one."""
-    return {
-        name: nearest(name, _BY_NAME) for name in sorted(os.environ) if name.startswith("ARB_") and name not in _BY_NAME
-    }

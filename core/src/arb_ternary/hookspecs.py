@@ -1,7 +1,9 @@
-"""Every hook that the program calls. The docstring of a hook is its reference.
+"""The hooks that the program calls. The docstring of a hook is its reference.
 
 Registration hooks are called once, when the plugins are loaded, and must be pure and cheap: no torch, no file, no
-network. Observer hooks are called on a manager of one run, which holds only what that run's config activated.
+network. There is one for each kind of component, without arguments, named by its ``Spec`` class (``Spec.hook``): it
+returns a sequence of such specs, and an empty sequence or None means that the plugin has none. Observer hooks are
+called on a manager of one run, which holds only what that run's config activated.
 """
 
 from __future__ import annotations
@@ -11,107 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from arb_ternary.specs import (
-    BackendSpec,
-    CheckSpec,
-    CommandSpec,
-    DataSpec,
-    DocumentSpec,
-    ExporterSpec,
-    MaskingSpec,
-    ModelSpec,
-    OptimizerSpec,
-    PhaseSpec,
-    RecipeSpec,
-    StarterSpec,
-    TrackerSpec,
-)
-
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
-    from arb_ternary_train.context import RunContext
+    from arb_ternary.specs import Spec
 
 hookspec = pluggy.HookspecMarker("arb_ternary")
 
 
-# --- registration: once, at load -------------------------------------------------------------------------------------
+# --- when plugins are loaded or shown --------------------------------------------------------------------------------
 
 
 @hookspec
-def arb_register_backends() -> Sequence[BackendSpec]:
-    """Kernel backends. Called once at load; an empty sequence or None means that the plugin has none."""
-    return ()
+def arb_register_kinds() -> Sequence[type[Spec]]:
+    """Kinds of component that the plugin adds: subclasses of ``Spec``.
 
-
-@hookspec
-def arb_register_optimizers() -> Sequence[OptimizerSpec]:
-    """Optimizers and optimizer wrappers. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_masking() -> Sequence[MaskingSpec]:
-    """Masking strategies. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_phases() -> Sequence[PhaseSpec]:
-    """Trainer phases. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_models() -> Sequence[ModelSpec]:
-    """Models. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_datasets() -> Sequence[DataSpec]:
-    """Data sources. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_trackers() -> Sequence[TrackerSpec]:
-    """Observers of runs. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_exporters() -> Sequence[ExporterSpec]:
-    """Exporters. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_commands() -> Sequence[CommandSpec]:
-    """Commands of ``arb``. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_checks() -> Sequence[CheckSpec]:
-    """Checks of finished runs. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_recipes() -> Sequence[RecipeSpec]:
-    """Recipes of the quality bench. Called once at load; an empty sequence or None means none. Since interface 1.1."""
-    return ()
-
-
-@hookspec
-def arb_register_documents() -> Sequence[DocumentSpec]:
-    """Kinds of config files. Called once at load; an empty sequence or None means none."""
-    return ()
-
-
-@hookspec
-def arb_register_starters() -> Sequence[StarterSpec]:
-    """Configs to start from. Called once at load; an empty sequence or None means none."""
+    Called once at load, on installed plugins only and before any other registration hook: the hooks of the kinds then
+    exist for all plugins. An implementation of such a hook in a plugin that can do without the kind is marked
+    ``@hookimpl(optionalhook=True)``. An empty sequence or None means none.
+    """
     return ()
 
 
@@ -141,7 +60,7 @@ def arb_select_backend(request: BackendRequest, candidates: Sequence[str]) -> st
 
 
 @hookspec
-def arb_run_start(context: RunContext) -> None:
+def arb_run_start(context: Any) -> None:
     """The run is built and nothing has been computed yet.
 
     Called once a process, after a resume too. Results are ignored.
@@ -149,22 +68,22 @@ def arb_run_start(context: RunContext) -> None:
 
 
 @hookspec
-def arb_phase_start(context: RunContext, phase: str) -> None:
+def arb_phase_start(context: Any, phase: str) -> None:
     """The phase is about to run its next step. Called once a phase and process. Results are ignored."""
 
 
 @hookspec
-def arb_step_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
+def arb_step_end(context: Any, step: int, metrics: Mapping[str, Any]) -> None:
     """One optimizer step has been taken and its metrics are known. Called at most once a step. Results are ignored."""
 
 
 @hookspec
-def arb_eval_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
+def arb_eval_end(context: Any, step: int, metrics: Mapping[str, Any]) -> None:
     """An evaluation has finished. Called once an evaluation. Results are ignored."""
 
 
 @hookspec
-def arb_checkpoint_save(context: RunContext, state: dict[str, Any]) -> None:
+def arb_checkpoint_save(context: Any, state: dict[str, Any]) -> None:
     """A checkpoint is about to be written. An observer puts its own state under its own name into ``state``.
 
     Values are nested dicts and lists of tensors, numbers, strings, booleans and None. Called once a checkpoint.
@@ -173,7 +92,7 @@ def arb_checkpoint_save(context: RunContext, state: dict[str, Any]) -> None:
 
 
 @hookspec
-def arb_checkpoint_load(context: RunContext, state: Mapping[str, Any]) -> None:
+def arb_checkpoint_load(context: Any, state: Mapping[str, Any]) -> None:
     """A checkpoint has been read; ``state`` is what the observers put there.
 
     Called once a resume. Results are ignored.
@@ -181,13 +100,13 @@ def arb_checkpoint_load(context: RunContext, state: Mapping[str, Any]) -> None:
 
 
 @hookspec
-def arb_phase_end(context: RunContext, phase: str) -> None:
+def arb_phase_end(context: Any, phase: str) -> None:
     """The phase has finished its last step. Called once a phase. Results are ignored."""
 
 
 @hookspec
-def arb_run_end(context: RunContext, status: str) -> None:
+def arb_run_end(context: Any, status: str) -> None:
     """The run is over: ``status`` is ``finished``, ``interrupted`` or ``failed``.
 
-    Called once a process. Results are ignored.
+    Called once a process, on every observer, whatever the others do. Results are ignored.
     """

@@ -9,26 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import field, frozen
 from attrs.validators import deep_iterable, in_, instance_of, matches_re, optional
 
+from arb_ternary.environment import Variable
+
 __all__ = [
+    "KINDS",
     "BackendSpec",
-    "CheckSpec",
     "CommandSpec",
     "DataSpec",
     "DocumentSpec",
-    "ExporterSpec",
     "MaskingSpec",
     "ModelSpec",
     "OptimizerSpec",
     "PhaseSpec",
-    "RecipeSpec",
     "Spec",
     "StarterSpec",
-    "TrackerSpec",
     "resolve",
 ]
 
@@ -48,6 +47,10 @@ _target = matches_re(re.compile(TARGET_PATTERN))
 
 
 def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+def _as_variables(values: Iterable[Variable]) -> tuple[Variable, ...]:
     return tuple(values)
 
 
@@ -71,22 +74,38 @@ def resolve(target: str) -> Any:
 
 @frozen(kw_only=True)
 class Spec:
-    """Common to every kind of component.
+    """A component. A subclass is a kind of component, and all that the program knows of the kind stands on it.
+
+    A distribution adds a kind by returning its subclass from ``arb_register_kinds``.
 
     Attributes:
+        kind: class attribute: what code and messages of plugins call the kind.
+        hook: class attribute: the hook that registers components of the kind.
+        noun: class attribute: how messages speak of one.
+        conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where the conformance
+            kit brings it or there is none.
         name: what a config calls the component.
         target: factory, ``"module:attribute"``; its signature is in the docstring of the subclass.
         config: the attrs class that the component's config section is structured into, ``"module:attribute"``;
             None for a component without options.
         summary: one line for listings.
+        variables: environment variables that the component reads.
+        libraries: distributions whose versions ``arb doctor`` prints, because they decide what works.
     """
 
-    kind: ClassVar[str] = "component"
+    kind: ClassVar[str]
+    hook: ClassVar[str]
+    noun: ClassVar[str]
+    conformance: ClassVar[str | None] = None
 
     name: str = field(validator=[instance_of(str), _name])
     target: str = field(validator=[instance_of(str), _target])
     config: str | None = field(default=None, validator=optional(_target))
     summary: str = field(default="", validator=instance_of(str))
+    variables: tuple[Variable, ...] = field(
+        default=(), converter=_as_variables, validator=deep_iterable(instance_of(Variable))
+    )
+    libraries: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
 
 @frozen(kw_only=True)
@@ -100,7 +119,7 @@ class BackendSpec(Spec):
         devices: the torch device types that the backend can serve.
     """
 
-    kind: ClassVar[str] = "backend"
+    kind, hook, noun = "backend", "arb_register_backends", "backend"
 
     probe: str = field(validator=[instance_of(str), _target])
     priority: int = field(default=10, validator=instance_of(int))
@@ -112,12 +131,12 @@ class OptimizerSpec(Spec):
     """An optimizer. Factory: ``(config, trainable: Trainable) -> torch.optim.Optimizer``.
 
     Attributes:
-        accepts: which parts of a model the optimizer can train: ternary modules, float parameters or both; ``stored``
-            for modules with integer weights of their own format, since interface 1.1 (``arb_ternary.ternary.stored``).
-            A wrapper accepts what its inner optimizer accepts and declares both.
+        accepts: which parts of a model the optimizer can train: ternary modules, float parameters, or modules with
+            integer weights of their own format (``stored``, see ``arb_ternary.ternary.stored``). A wrapper accepts what
+            its inner optimizer accepts.
     """
 
-    kind: ClassVar[str] = "optimizer"
+    kind, hook, noun = "optimizer", "arb_register_optimizers", "optimizer"
 
     accepts: frozenset[TrainedPart] = field(
         converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
@@ -128,14 +147,14 @@ class OptimizerSpec(Spec):
 class MaskingSpec(Spec):
     """A masking strategy. Factory: ``(config) -> MaskingStrategy``."""
 
-    kind: ClassVar[str] = "masking"
+    kind, hook, noun = "masking", "arb_register_masking", "masking strategy"
 
 
 @frozen(kw_only=True)
 class PhaseSpec(Spec):
     """A trainer phase. Factory: ``(config) -> Phase``."""
 
-    kind: ClassVar[str] = "phase"
+    kind, hook, noun = "phase", "arb_register_phases", "phase"
 
 
 @frozen(kw_only=True)
@@ -145,58 +164,24 @@ class ModelSpec(Spec):
     Factory: ``(config, vocabulary_size: int) -> torch.nn.Module`` with ``forward(tokens_BS) -> logits_BSV``.
     """
 
-    kind: ClassVar[str] = "model"
+    kind, hook, noun = "model", "arb_register_models", "model"
 
 
 @frozen(kw_only=True)
 class DataSpec(Spec):
     """A data source. Factory: ``(config) -> DataSource``."""
 
-    kind: ClassVar[str] = "data"
-
-
-@frozen(kw_only=True)
-class TrackerSpec(Spec):
-    """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks (``arb_run_start`` ...)."""
-
-    kind: ClassVar[str] = "tracker"
-
-
-@frozen(kw_only=True)
-class ExporterSpec(Spec):
-    """Writes a trained model in another form. Factory: ``(config) -> Exporter``.
-
-    Attributes:
-        suffix: the file name ending that the exporter writes, with its dot; empty when it writes a folder.
-    """
-
-    kind: ClassVar[str] = "exporter"
-
-    suffix: str = field(default="", validator=instance_of(str))
+    kind, hook, noun = "data", "arb_register_datasets", "data source"
 
 
 @frozen(kw_only=True)
 class CommandSpec(Spec):
-    """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command is invoked."""
+    """A command of ``arb``. The target is a ``click.Command`` (or group), imported when the command is invoked.
 
-    kind: ClassVar[str] = "command"
-
-
-@frozen(kw_only=True)
-class CheckSpec(Spec):
-    """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
-
-    kind: ClassVar[str] = "check"
-
-
-@frozen(kw_only=True)
-class RecipeSpec(Spec):
-    """A way of training that ``arb bench quality`` measures. Factory: ``(steps: int) -> Recipe``.
-
-    ``steps`` is the number of optimizer steps of the run that the recipe is for. Since interface 1.1.
+    A name with a dot is a command of a group: ``plugins.check`` is ``arb plugins check``.
     """
 
-    kind: ClassVar[str] = "recipe"
+    kind, hook, noun = "command", "arb_register_commands", "command"
 
 
 @frozen(kw_only=True)
@@ -206,7 +191,7 @@ class DocumentSpec(Spec):
     The root class says what the file may hold, so ``config`` is required here.
     """
 
-    kind: ClassVar[str] = "document"
+    kind, hook, noun = "document", "arb_register_documents", "kind of config file"
 
     config: str = field(validator=[instance_of(str), _target])
 
@@ -219,6 +204,20 @@ class StarterSpec(Spec):
         document: name of the kind of config file that the settings are for.
     """
 
-    kind: ClassVar[str] = "starter"
+    kind, hook, noun = "starter", "arb_register_starters", "starter config"
 
     document: str = field(default="run", validator=[instance_of(str), _name])
+
+
+#: The kinds of the core.
+KINDS: Final[tuple[type[Spec], ...]] = (
+    BackendSpec,
+    OptimizerSpec,
+    MaskingSpec,
+    PhaseSpec,
+    ModelSpec,
+    DataSpec,
+    CommandSpec,
+    DocumentSpec,
+    StarterSpec,
+)

@@ -12,12 +12,12 @@ from typing import Any
 from attrs import evolve
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import RecipeSpec
 from arb_ternary_bench.quality.protocol import Recipe
 from arb_ternary_bench.quality.recipes import float32, scaled_votes, scaled_votes_pure
 from arb_ternary_bench.quality.trials import merged
+from arb_ternary_bench.specs import RecipeSpec
 
-ARB_API_VERSION = (1, 1)
+ARB_API_VERSION = (1, 0)
 
 
 def _changed(recipe: Recipe, **changes: dict[str, Any]) -> Recipe:

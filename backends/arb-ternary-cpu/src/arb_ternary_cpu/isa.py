@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from arb_ternary.environment import read
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
 from arb_ternary_cpu import _native
+from arb_ternary_cpu.plugin import ISA
 
-__all__ = ["ISAS", "VARIABLE", "chosen_isa", "usable_isas"]
+__all__ = ["ISAS", "chosen_isa", "usable_isas"]
 
 #: Every instruction set that kernels are written for.
 ISAS: Final = ("scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon")
-VARIABLE: Final = "ARB_TERNARY_CPU_ISA"
 
 
 def usable_isas() -> tuple[str, ...]:
@@ -28,8 +27,8 @@ def chosen_isa(name: str | None = None) -> str:
         EnvironmentProblem: it cannot be used here.
     """
     usable = usable_isas()
-    source = "instruction set" if name is not None else VARIABLE
-    wanted = (read(VARIABLE) if name is None else name).strip().lower()
+    source = "instruction set" if name is not None else ISA.name
+    wanted = (ISA.read() if name is None else name).strip().lower()
     if not wanted:
         return usable[0]
     listed = f"usable here: {', '.join(usable)}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
+from arb_ternary.environment import Variable
 from arb_ternary.specs import BackendSpec
 
-ARB_API_VERSION = (1, 1)
+ARB_API_VERSION = (1, 0)
+
+ISA = Variable("ARB_TERNARY_CPU_ISA", "", "instruction set of the `cpu` backend; an empty one takes the fastest")
 
 
 @hookimpl
@@ -21,5 +24,6 @@ def arb_register_backends() -> Sequence[BackendSpec]:
             priority=20,
             devices=("cpu",),
             summary="native kernels for x86-64 and arm64, 16 x 16 blocks of 2-bit codes",
+            variables=(ISA,),
         ),
     )

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
+from arb_ternary.environment import Variable
 from arb_ternary.specs import BackendSpec
 
-ARB_API_VERSION = (1, 1)
+ARB_API_VERSION = (1, 0)
+
+CXX = Variable(
+    "CXX", "", "the C++ compiler of kernels that are compiled for the CPU; empty takes the first that is found"
+)
+CUDA_HOME = Variable(
+    "CUDA_HOME", "", "the CUDA toolkit that compiles kernels; empty looks for nvcc in PATH and /usr/local/cuda"
+)
 
 
 @hookimpl
@@ -21,5 +29,7 @@ def arb_register_backends() -> Sequence[BackendSpec]:
             priority=-10,
             devices=("cuda", "cpu"),
             summary="TileLang kernels: int8 tensor cores on CUDA, C++ on the CPU",
+            variables=(CXX, CUDA_HOME),
+            libraries=("tilelang",),
         ),
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from arb_ternary.backends.protocol import ProbeResult
-from arb_ternary.environment import read
+from arb_ternary.environment import CUDA_VISIBLE_DEVICES
+from arb_ternary_tilelang.plugin import CUDA_HOME, CXX
 
 __all__ = ["COMPILERS", "cpu_compiler", "cuda_compiler", "probe"]
 
@@ -22,7 +23,7 @@ _CUDA_HOME: Final = "/usr/local/cuda"
 
 def cpu_compiler() -> str | None:
     """The C++ compiler that TileLang would use, or None."""
-    chosen = read("CXX").strip()
+    chosen = CXX.read().strip()
     if chosen:
         return shutil.which(chosen)
     return next((found for name in COMPILERS if (found := shutil.which(name))), None)
@@ -30,7 +31,7 @@ def cpu_compiler() -> str | None:
 
 def cuda_compiler() -> str | None:
     """The CUDA compiler that TileLang would use, or None."""
-    chosen = read("CUDA_HOME").strip()
+    chosen = CUDA_HOME.read().strip()
     found = [shutil.which(str(Path(home) / "bin" / "nvcc")) for home in ([chosen] if chosen else [])]
     return next(filter(None, [*found, shutil.which("nvcc"), shutil.which(f"{_CUDA_HOME}/bin/nvcc")]), None)
 
@@ -45,7 +46,7 @@ def probe(device: str) -> ProbeResult:
         case "cpu":
             compiler = cpu_compiler()
             if compiler is None:
-                wanted = read("CXX").strip() or ", ".join(COMPILERS)
+                wanted = CXX.read().strip() or ", ".join(COMPILERS)
                 return ProbeResult(False, f"its kernels need a C++ compiler ({wanted}): none was found")
             return ProbeResult(True, f"{release}, compiled by {Path(compiler).name}")
         case "cuda":
@@ -60,7 +61,7 @@ def _probe_cuda(release: str) -> ProbeResult:
         return ProbeResult(False, f"torch {torch_release} is built without CUDA")
     if "+rocm" in torch_release:
         return ProbeResult(False, f"torch {torch_release} is built for ROCm, and the kernels are for CUDA")
-    if read("CUDA_VISIBLE_DEVICES").strip() in ("", "-1"):
+    if CUDA_VISIBLE_DEVICES.read().strip() in ("", "-1"):
         return ProbeResult(False, "CUDA_VISIBLE_DEVICES hides every device")
     if not any(Path(node).exists() for node in _DEVICE_NODES) and shutil.which("nvidia-smi") is None:
         return ProbeResult(False, "no CUDA driver was found")

@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
 
 import torch
 
-from arb_ternary.environment import read_flag
 from arb_ternary_triton.entries import Entry, Kind
 from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.launch import recorded_gpu
+from arb_ternary_triton.plugin import TUNE
 from arb_ternary_triton.tables import bucket_of, shipped, user_table
 
-__all__ = ["TUNE", "chosen_entry", "fixed_choices", "forced"]
-
-#: The variable that asks for measuring what no table of this machine holds yet.
-TUNE: Final = "ARB_TERNARY_TRITON_TUNE"
+__all__ = ["chosen_entry", "fixed_choices", "forced"]
 
 _forced: ContextVar[Entry | None] = ContextVar("arb_ternary_triton_forced", default=None)
 
@@ -56,7 +52,7 @@ def chosen_entry(kind: Kind, rows: int, outputs: int, columns: int, device: torc
         return shipped(kind, rows, gpu)
     bucket, table = bucket_of(rows, outputs, columns), user_table(gpu)
     found = table.find(kind, bucket)
-    if found is None and read_flag(TUNE) and not torch.cuda.is_current_stream_capturing():
+    if found is None and TUNE.flag() and not torch.cuda.is_current_stream_capturing():
         from arb_ternary_triton.tuning import tune
 
         found = tune(kind, bucket, gpu, device, table)

@@ -8,19 +8,17 @@ from typing import Final
 
 from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.backends.reference_probe import probe as probe_torch
-from arb_ternary.environment import read
+from arb_ternary_triton.plugin import INTERPRET
 
-__all__ = ["INTERPRET", "interpreted", "probe"]
+__all__ = ["interpreted", "probe"]
 
-#: Triton's own switch: its kernels run in an interpreter, on the CPU.
-INTERPRET: Final = "TRITON_INTERPRET"
 #: First release whose compiler and interpreter the kernels are tried with.
 _OLDEST: Final = (3, 4)
 
 
 def interpreted() -> bool:
     """Whether Triton would run kernels in its interpreter, by its own reading of the variable."""
-    return read(INTERPRET).strip().lower() in ("1", "true", "on", "yes", "y")
+    return INTERPRET.read().strip().lower() in ("1", "true", "on", "yes", "y")
 
 
 def probe(device: str) -> ProbeResult:
@@ -37,9 +35,9 @@ def probe(device: str) -> ProbeResult:
     if kind == "cpu":
         if interpreted():
             return ProbeResult(True, f"triton {release} in its interpreter, for tests: slow", last_resort=True)
-        return ProbeResult(False, f"triton {release} compiles for GPUs only; {INTERPRET}=1 runs its interpreter")
+        return ProbeResult(False, f"triton {release} compiles for GPUs only; {INTERPRET.name}=1 runs its interpreter")
     if interpreted():
-        return ProbeResult(False, f"{INTERPRET}=1 runs kernels on the CPU; unset it")
+        return ProbeResult(False, f"{INTERPRET.name}=1 runs kernels on the CPU; unset it")
     return ProbeResult(True, f"triton {release}")
 
 

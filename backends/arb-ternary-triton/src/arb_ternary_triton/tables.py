@@ -26,10 +26,10 @@ from typing import Any, Final
 import triton
 from attrs import define, field, frozen
 
-from arb_ternary.environment import read
 from arb_ternary_triton.entries import KINDS, Entry, Kind, bounds_of, kind_name, modelled, row_bound
 from arb_ternary_triton.gpu import KNOWN, Gpu
 from arb_ternary_triton.launch import power_of_two_up
+from arb_ternary_triton.plugin import CACHE_HOME
 
 __all__ = ["FORMAT", "Bucket", "Measured", "UserTable", "bucket_of", "shipped", "shipped_document", "user_table"]
 
@@ -184,7 +184,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _folder() -> Path:
-    given = read("XDG_CACHE_HOME").strip()
+    given = CACHE_HOME.read().strip()
     # A relative path is to be ignored, says the specification of that variable.
     base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
     return base / "arb-ternary" / "triton"

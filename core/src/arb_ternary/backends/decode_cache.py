@@ -14,7 +14,7 @@ from weakref import ref
 from attrs import define, frozen
 from torch import Tensor
 
-from arb_ternary.environment import read_integer
+from arb_ternary.environment import DECODE_CACHE_MB
 
 __all__ = ["DecodeCache", "Decoded"]
 
@@ -69,7 +69,7 @@ class DecodeCache:
 
     def put(self, packed: Tensor, exponent: Tensor, decoded: Decoded) -> None:
         """Keep ``decoded`` if it fits in the budget; tensors of inference mode have no version and are not kept."""
-        budget = read_integer("ARB_TERNARY_DECODE_CACHE_MB") * 2**20
+        budget = DECODE_CACHE_MB.integer() * 2**20
         if packed.is_inference() or exponent.is_inference() or decoded.nbytes > budget:
             return
         versions = (packed._version, exponent._version)

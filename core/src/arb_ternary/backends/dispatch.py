@@ -10,7 +10,7 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import NARROW_VOTES, OPTIONAL_OPS, KernelBackend, WeightShape
 from arb_ternary.backends.select import get_backend
-from arb_ternary.environment import read_flag
+from arb_ternary.environment import STRICT
 from arb_ternary.errors import EnvironmentProblem
 
 __all__ = ["Kernel", "check_vote_bits", "fallback_ops", "kernel", "pack_votes"]
@@ -38,7 +38,7 @@ def kernel(backend_name: str, op: str, *, needs: str | None = None) -> Kernel:
     found = backend.kernels.get(op)
     if found is not None and (needs is None or needs in backend.capabilities):
         return found
-    if read_flag("ARB_TERNARY_STRICT"):
+    if STRICT.flag():
         what = op if needs is None else f"{op} with {needs}"
         raise EnvironmentProblem(
             f"backend {backend_name!r} has no kernel for {what!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",

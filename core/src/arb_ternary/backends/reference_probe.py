@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from arb_ternary.backends.protocol import ProbeResult
-from arb_ternary.environment import read
+from arb_ternary.environment import CUDA_VISIBLE_DEVICES
 
 __all__ = ["probe"]
 
@@ -46,7 +46,7 @@ def probe(device: str) -> ProbeResult:
 def _probe_cuda(release: str) -> ProbeResult:
     if "+cpu" in release:
         return ProbeResult(False, f"torch {release} is built without CUDA and ROCm")
-    if read("CUDA_VISIBLE_DEVICES").strip() in ("", "-1"):
+    if CUDA_VISIBLE_DEVICES.read().strip() in ("", "-1"):
         return ProbeResult(False, "CUDA_VISIBLE_DEVICES hides every device")
     if any(Path(node).exists() for node in _DEVICE_NODES) or shutil.which("nvidia-smi"):
         return ProbeResult(True, f"torch {release}")

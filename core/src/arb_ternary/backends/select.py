@@ -16,7 +16,7 @@ from typing import Final
 from attrs import field, frozen
 
 from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
-from arb_ternary.environment import read
+from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.missing import not_installed
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 AUTO: Final = "auto"
-VARIABLE: Final = "ARB_TERNARY_BACKEND"
 
 _log = logging.getLogger("arb_ternary.backends")
 
@@ -92,7 +91,7 @@ def request_backend(
 
     A value that is None or empty asks for nothing.
     """
-    for source, value in (("command line", command_line), (VARIABLE, read(VARIABLE)), ("config", config)):
+    for source, value in (("command line", command_line), (BACKEND.name, BACKEND.read()), ("config", config)):
         if value is not None and value.strip():
             return BackendRequest(value, source, device)
     return BackendRequest(device=device)
@@ -213,7 +212,7 @@ def _unknown(name: str, request: BackendRequest) -> UsageProblem:
     hint = [f"did you mean {close!r}?"] if close else []
     hint.append(f"available: {usable or 'none'}")
     hint.extend(f"unavailable: {candidate.name} ({candidate.reason})" for candidate in found if not candidate.usable)
-    hint.extend(f"not installed: {known} (pip install {absent[known]})" for known in sorted(absent))
+    hint.extend(f"not installed: {known} (pip install {absent[known]})" for known in absent)
     return UsageProblem(f"{request.source}: no backend is called {name!r}", "\n".join(hint))
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import BackendSpec, CommandSpec
+from arb_ternary.specs import KINDS, BackendSpec, CommandSpec, Spec
 
-ARB_API_VERSION = (1, 3)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "the torch backend and the commands that explain an installation"}
+
+
+@hookimpl
+def arb_register_kinds() -> Sequence[type[Spec]]:
+    return KINDS
 
 
 @hookimpl
@@ -25,29 +30,25 @@ def arb_register_backends() -> Sequence[BackendSpec]:
             priority=0,
             devices=("cpu", "cuda", "mps"),
             summary="reference kernels in torch, right everywhere",
+            libraries=("torch", "numpy", "safetensors"),
         ),
     )
 
 
 @hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
-    return (
-        CommandSpec(
-            name="config",
-            target="arb_ternary.cli.config_commands:config",
-            summary="Write, check and explain config files.",
-        ),
-        CommandSpec(
-            name="plugins",
-            target="arb_ternary.cli.plugins_commands:plugins",
-            summary="List, inspect, check and write plugins.",
-        ),
-        CommandSpec(
-            name="backends",
-            target="arb_ternary.cli.backends_commands:backends",
-            summary="List the kernel backends and explain the choice.",
-        ),
-        CommandSpec(
-            name="doctor", target="arb_ternary.cli.doctor:doctor", summary="Say what works here and what does not."
-        ),
+    commands = {
+        "config": ("config_commands:config", "Write, check and explain config files."),
+        "plugins": ("groups:plugins", "List, inspect, check and write plugins."),
+        "plugins.list": ("plugins_commands:list_plugins", "Every plugin that was found, and what became of it."),
+        "plugins.show": ("plugins_commands:show", "Everything about a plugin."),
+        "plugins.hooks": ("plugins_commands:hooks", "Every hook that a plugin can implement."),
+        "backends": ("groups:backends", "List the kernel backends and explain the choice."),
+        "backends.list": ("backends_commands:list_backends", "Every backend, and whether it can be used."),
+        "backends.explain": ("backends_commands:explain", "Which backend is used, and why."),
+        "doctor": ("doctor:doctor", "Say what works here and what does not."),
+    }
+    return tuple(
+        CommandSpec(name=name, target=f"arb_ternary.cli.{target}", summary=summary)
+        for name, (target, summary) in commands.items()
     )

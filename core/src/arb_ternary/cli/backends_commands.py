@@ -13,17 +13,12 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.missing import not_installed
 
-__all__ = ["backends", "describe_backends"]
+__all__ = ["describe_backends", "explain", "list_backends"]
 
 _device = click.option("--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps.")
 
 
-@click.group()
-def backends() -> None:
-    """List the kernel backends and explain the choice."""
-
-
-@backends.command("list")
+@click.command("list")
 @_device
 @as_json
 def list_backends(device: str, as_json: bool) -> None:
@@ -41,7 +36,7 @@ def list_backends(device: str, as_json: bool) -> None:
     )
 
 
-@backends.command("explain")
+@click.command("explain")
 @click.option("--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto.")
 @_device
 @click.option("--op", default=None, help="Also say whose kernel this op is, e.g. linear.")
@@ -122,6 +117,6 @@ def describe_backends(device: str) -> list[dict[str, Any]]:
             "devices": [],
             "reason": f"pip install {distribution}",
         }
-        for name, distribution in sorted(not_installed("backend", manager().records).items())
+        for name, distribution in not_installed("backend", manager().records).items()
     ]
     return registered + absent

@@ -16,7 +16,7 @@ from arb_ternary.backends.select import request_backend, select
 from arb_ternary.cli.backends_commands import describe_backends
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.environment import given, read_names, unrecognised
+from arb_ternary.environment import PLUGINS, given, unrecognised
 from arb_ternary.errors import ArbError, EnvironmentProblem, render
 from arb_ternary.plugins.api_version import spelled
 from arb_ternary.plugins.manager import manager
@@ -24,8 +24,8 @@ from arb_ternary.plugins.records import Status
 
 __all__ = ["doctor"]
 
-#: Distributions whose version decides what works, in the order shown; plugins' distributions follow.
-_LIBRARIES = ("torch", "triton", "tilelang", "numpy", "safetensors", "pluggy", "attrs", "cattrs", "click", "rich")
+#: Distributions that the core itself needs; those that components declare and those of the plugins follow.
+_LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 
 
 @click.command()
@@ -46,8 +46,8 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         "plugins": [record.to_json() for record in manager().records],
         "backend": _backend_facts(device, problems),
         "backends": describe_backends(device),
-        "environment": given(),
-        "unrecognised_variables": unrecognised(),
+        "environment": given(manager().variables),
+        "unrecognised_variables": unrecognised(manager().variables),
         "disk": _disk_facts(),
     }
     problems.extend(_named_plugins_that_failed())
@@ -89,7 +89,8 @@ def _versions(*, every: bool) -> dict[str, str]:
             found[name] = distribution.version
     if every:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-    wanted = dict.fromkeys([*_LIBRARIES, *(record.distribution for record in manager().records)])
+    declared = [library for one in manager().registry.everything() for library in one.spec.libraries]
+    wanted = dict.fromkeys([*_LIBRARIES, *declared, *(record.distribution for record in manager().records)])
     return {name: found[name] for name in wanted if name in found}
 
 
@@ -107,7 +108,7 @@ def _backend_facts(device: str, problems: list[ArbError]) -> dict[str, Any]:
 
 def _named_plugins_that_failed() -> list[ArbError]:
     """A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not."""
-    asked_for = read_names("ARB_PLUGINS")
+    asked_for = PLUGINS.names()
     return [
         EnvironmentProblem(f"ARB_PLUGINS: plugin {record.described}: {record.status}: {record.reason}")
         for record in manager().records

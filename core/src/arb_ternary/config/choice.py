@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
 
 from arb_ternary.errors import ComponentError, EnvironmentProblem
-from arb_ternary.specs import Spec, resolve
+from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
 
-__all__ = [
-    "CheckChoice",
-    "Choice",
-    "DataChoice",
-    "ExporterChoice",
-    "MaskingChoice",
-    "ModelChoice",
-    "OptimizerChoice",
-    "PhaseChoice",
-    "TrackerChoice",
-]
+__all__ = ["Choice", "DataChoice", "MaskingChoice", "ModelChoice", "OptimizerChoice", "PhaseChoice", "choice_of"]
+
+S = TypeVar("S", bound=Spec)
 
 
 @frozen
-class Choice:
+class Choice(Generic[S]):
     """A component that was found in the registry, and its options.
 
-    A config class may have fields of a subclass's type, or lists of it: components nest to any depth.
+    ``Choice[OptimizerSpec]`` is the type of a field that names an optimizer, and a class of its own. A config class may
+    have fields of such a type, or lists of it: components nest to any depth.
 
     Attributes:
+        kind, noun: class attributes: those of the spec's class.
         name: the component's name.
         options: instance of the spec's config class; None for a component without options.
         given: the options that the user wrote, as opposed to those that are there by default.
@@ -36,11 +30,15 @@ class Choice:
     """
 
     kind: ClassVar[str] = "component"
+    noun: ClassVar[str] = "component"
 
     name: str
     options: Any
     given: frozenset[str]
-    spec: Spec
+    spec: S
+
+    def __class_getitem__(cls, spec: Any) -> Any:
+        return choice_of(spec) if isinstance(spec, type) and issubclass(spec, Spec) else cls
 
     def build(self, *args: Any) -> Any:
         """Import the factory and call it as ``factory(options, *args)``.
@@ -60,57 +58,19 @@ class Choice:
         return factory(self.options, *args)
 
 
-@frozen
-class OptimizerChoice(Choice):
-    """``build(trainable) -> torch.optim.Optimizer``."""
-
-    kind: ClassVar[str] = "optimizer"
+_classes: dict[type, type[Choice[Any]]] = {}
 
 
-@frozen
-class MaskingChoice(Choice):
-    """``build() -> MaskingStrategy``."""
-
-    kind: ClassVar[str] = "masking"
-
-
-@frozen
-class PhaseChoice(Choice):
-    """``build() -> Phase``."""
-
-    kind: ClassVar[str] = "phase"
+def choice_of(spec: type[Spec]) -> type[Choice[Any]]:
+    """``Choice[spec]``, for a kind that is known at run time only."""
+    if spec not in _classes:
+        facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
+        _classes[spec] = type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
+    return _classes[spec]
 
 
-@frozen
-class ModelChoice(Choice):
-    """``build(vocabulary_size) -> torch.nn.Module``."""
-
-    kind: ClassVar[str] = "model"
-
-
-@frozen
-class DataChoice(Choice):
-    """``build() -> DataSource``."""
-
-    kind: ClassVar[str] = "data"
-
-
-@frozen
-class TrackerChoice(Choice):
-    """``build() -> object`` with observer hooks."""
-
-    kind: ClassVar[str] = "tracker"
-
-
-@frozen
-class ExporterChoice(Choice):
-    """``build() -> Exporter``."""
-
-    kind: ClassVar[str] = "exporter"
-
-
-@frozen
-class CheckChoice(Choice):
-    """``build() -> Check``."""
-
-    kind: ClassVar[str] = "check"
+DataChoice = Choice[DataSpec]
+MaskingChoice = Choice[MaskingSpec]
+ModelChoice = Choice[ModelSpec]
+OptimizerChoice = Choice[OptimizerSpec]
+PhaseChoice = Choice[PhaseSpec]

@@ -8,7 +8,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.plugins.surface import NOUNS
 
 __all__ = [
     "describe_type",
@@ -66,7 +65,7 @@ def describe_type(t: Any) -> str:
     if is_sequence(t):
         return "a list"
     if is_choice(t):
-        noun = NOUNS[t.kind]
+        noun = t.noun
         return f"the name of {'an' if noun[0] in 'aeiou' else 'a'} {noun}, or a mapping with its name and options"
     return "a mapping"
 

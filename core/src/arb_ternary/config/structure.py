@@ -33,7 +33,6 @@ from arb_ternary.config.document import Document
 from arb_ternary.config.errors import Fault, Faulty, raise_faults
 from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.plugins.surface import NOUNS
 from arb_ternary.specs import Spec, resolve
 
 __all__ = ["GIVEN", "Registry", "make_converter", "options_class", "structure", "structure_with_faults"]
@@ -224,7 +223,7 @@ class _Structurer:
             raise _mismatch(value, cls)
         return self.instance(value, cls, value.keys())
 
-    def choice(self, value: Any, cls: type[Choice]) -> Choice:
+    def choice(self, value: Any, cls: type[Choice[Any]]) -> Choice[Any]:
         kind = cls.kind
         name_path: tuple[str, ...]
         if isinstance(value, str):
@@ -234,10 +233,10 @@ class _Structurer:
         else:
             raise _mismatch(value, cls)
         if "name" not in value:
-            raise Faulty.here(f"needs the 'name' of the {NOUNS[kind]}: {self.names(kind)}")
+            raise Faulty.here(f"needs the 'name' of the {cls.noun}: {self.names(kind)}")
         name = value["name"]
         if not isinstance(name, str):
-            raise Faulty([Fault(("name",), f"must be the name of the {NOUNS[kind]}, not {describe_value(name)}")])
+            raise Faulty([Fault(("name",), f"must be the name of the {cls.noun}, not {describe_value(name)}")])
         try:
             spec = self.registry.get(kind, name).spec
             config = options_class(spec)
@@ -248,7 +247,7 @@ class _Structurer:
         keys = [key for key in value if key not in RESERVED]
         if config is None:
             if keys:
-                raise Faulty([Fault((key,), f"unknown key; {NOUNS[kind]} '{name}' takes no options") for key in keys])
+                raise Faulty([Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options") for key in keys])
             options = None
         else:
             options = self.instance(value, config, keys)

@@ -10,10 +10,24 @@ from attrs import frozen
 
 from arb_ternary import __version__
 
-__all__ = ["BUILTIN", "BUILTIN_MODULE", "CORE_DISTRIBUTION", "GROUP", "Candidate", "Found", "canonical", "discover"]
+__all__ = [
+    "BUILTIN",
+    "BUILTIN_MODULE",
+    "CORE_DISTRIBUTION",
+    "GROUP",
+    "KNOWN_GROUP",
+    "Candidate",
+    "Found",
+    "announced",
+    "canonical",
+    "discover",
+]
 
 #: The entry-point group; an entry's value is a hook module.
 GROUP: Final = "arb_ternary.plugins"
+#: The entry-point group in which a distribution says where components are to be had: ``KIND.NAME`` (or ``KIND.FAMILY``)
+#: and the import name of the distribution that brings it. Nothing is ever imported through it.
+KNOWN_GROUP: Final = "arb_ternary.known"
 #: The plugin through which the program registers what is its own.
 BUILTIN: Final = "builtin"
 BUILTIN_MODULE: Final = "arb_ternary.builtin.plugin"
@@ -81,6 +95,17 @@ def discover() -> Found:
         candidates.append(Candidate(BUILTIN, BUILTIN_MODULE, CORE_DISTRIBUTION, __version__))
     candidates.sort(key=lambda candidate: (candidate.name, candidate.distribution))
     return Found(tuple(candidates), tuple(damaged), tuple(notes))
+
+
+def announced() -> dict[str, str]:
+    """The distribution of each component (``optimizer.signgsd``) that an installed distribution announces."""
+    return {
+        entry.name: canonical(entry.value)
+        for distribution in distributions()
+        if KNOWN_GROUP in _entry_points_text(distribution)
+        for entry in distribution.entry_points
+        if entry.group == KNOWN_GROUP
+    }
 
 
 def canonical(distribution: str) -> str:

@@ -1,8 +1,8 @@
 """Takes one plugin in, or leaves no trace of it.
 
-A plugin is taken in three steps: its hook module is imported, its interface version is checked, and what its
-registration hooks return is collected. Whatever goes wrong on the way is a :class:`PluginFault` with a status, after
-which neither the hook manager nor the registry knows the plugin.
+A plugin is taken in in steps: its hook module is imported, its interface version is checked, and its registration hooks
+are called. Whatever goes wrong on the way is a :class:`PluginFault` with a status, after which neither the hook manager
+nor the registry knows the plugin.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from typing import Any
 
 import pluggy
 
+from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, UsageProblem, nearest
 from arb_ternary.plugins.api_version import ATTRIBUTE, incompatibility
 from arb_ternary.plugins.records import Status
-from arb_ternary.plugins.surface import HOOKS, OBSERVATION, PREFIX, REGISTRATION
+from arb_ternary.plugins.surface import OBSERVATION, PREFIX, STATED, registration_hooks
 from arb_ternary.specs import Spec
 
 __all__ = [
+    "HookManager",
     "PluginFault",
     "attach",
-    "check_hooks",
+    "check_version",
     "describe_exception",
-    "implementations",
     "import_file",
     "import_object",
+    "kinds_of",
 ]
+
+_KINDS_HOOK = "arb_register_kinds"
 
 
 class PluginFault(Exception):
@@ -48,6 +52,67 @@ def describe_exception(error: BaseException) -> str:
     # pluggy says what is wrong last, everyone else first
     text = " ".join(lines) if isinstance(error, pluggy.PluginValidationError) else "".join(lines[:1])
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class HookManager(pluggy.PluginManager):
+    """pluggy's manager with the hooks of this program; what pluggy would pass over in silence is a fault.
+
+    Attributes:
+        kinds: the kinds of component whose registration hooks exist, by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("arb_ternary")
+        self.add_hookspecs(hookspecs)
+        self.kinds: dict[str, type[Spec]] = {}
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """The names of all hooks: registration first."""
+        return (*(kind.hook for kind in self.kinds.values()), *STATED)
+
+    def add_kinds(self, kinds: Sequence[type[Spec]]) -> None:
+        """Let plugins register components of these kinds.
+
+        Raises:
+            PluginFault: a kind or its hook exists.
+        """
+        for kind in kinds:
+            if kind.kind in self.kinds or kind.hook in self.hooks:
+                raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already")
+        self.kinds.update((kind.kind, kind) for kind in kinds)
+        if kinds:
+            self.add_hookspecs(type("Registration", (), registration_hooks(kinds)))
+
+    def implementations(self, plugin: object) -> dict[str, Any]:
+        """pluggy's options of every hook implementation of ``plugin``, by hook."""
+        found = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin))
+        return {options.get("specname") or name: options for name, options in found if options is not None}
+
+    def check(self, plugin: object) -> None:
+        """Look for what pluggy would ignore.
+
+        Raises:
+            PluginFault: a function is marked as the implementation of a hook that does not exist, or a function has the
+                name of a hook and no mark, or there is no implementation at all.
+        """
+        found, hooks = self.implementations(plugin), self.hooks
+        for hook, options in found.items():
+            if hook not in hooks and not options.get("optionalhook"):
+                close = nearest(hook, hooks)
+                suggestion = f"; did you mean {close!r}?" if close else f"; hooks: {', '.join(hooks)}"
+                raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}{suggestion}")
+        for hook in hooks:
+            if hook not in found and callable(getattr(plugin, hook, None)):
+                raise PluginFault(Status.FAILED, f"{hook} is not marked with @arb_ternary.hookimpl")
+        if not found:
+            raise PluginFault(Status.FAILED, f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
+
+    def call_alone(self, plugin: object, hook: str) -> list[Any]:
+        """Call a hook without arguments on one plugin only, so that a failure is that plugin's."""
+        others = [other for other in self.get_plugins() if other is not plugin]
+        results: list[Any] = self.subset_hook_caller(hook, others)()
+        return results
 
 
 def import_object(value: str) -> object:
@@ -90,35 +155,71 @@ def import_file(path: Path) -> object:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
-        raise PluginFault(Status.FAILED, describe_exception(error)) from error
-    except BaseException:
-        del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            raise PluginFault(Status.FAILED, describe_exception(error)) from error
         raise
     return module
 
 
-def attach(manager: pluggy.PluginManager, plugin: object, name: str, *, version_required: bool = True) -> list[Spec]:
-    """Check a plugin, register its hooks, and return everything that it provides.
+def check_version(plugin: object) -> None:
+    """Hold the interface version that ``plugin`` declares against this program's.
+
+    Raises:
+        PluginFault: it does not fit, or there is none.
+    """
+    incompatible = incompatibility(getattr(plugin, ATTRIBUTE, None))
+    if incompatible is not None:
+        raise PluginFault(Status.INCOMPATIBLE, incompatible)
+
+
+def kinds_of(manager: HookManager, plugin: object, name: str) -> list[type[Spec]]:
+    """The kinds of component that a plugin adds; ``manager`` does not know the plugin yet.
+
+    Raises:
+        PluginFault: its hook fails, or returns what is no kind.
+    """
+    if _KINDS_HOOK not in manager.implementations(plugin):
+        return []
+    scout = HookManager()  # of its own: the hooks of other kinds, which the plugin may implement, are not known yet
+    try:
+        scout.register(plugin, name)
+        kinds = [kind for result in scout.call_alone(plugin, _KINDS_HOOK) for kind in result]
+    except (Exception, SystemExit) as error:
+        raise PluginFault(Status.FAILED, describe_exception(error)) from error
+    for kind in kinds:
+        stated = isinstance(kind, type) and issubclass(kind, Spec) and kind.__dict__.keys() >= {"kind", "hook", "noun"}
+        if not stated or not kind.hook.startswith(f"{PREFIX}register_"):
+            raise PluginFault(
+                Status.FAILED,
+                f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with a kind, a noun, and a "
+                f"hook {PREFIX}register_...",
+            )
+    return kinds
+
+
+def attach(manager: HookManager, plugin: object, name: str) -> list[Spec]:
+    """Register a plugin's hooks and return every component that it provides.
 
     Args:
-        manager: the manager that knows the hook specifications.
+        manager: knows the hooks, and the kinds of component.
         plugin: a hook module, or an object with hook implementations.
         name: the plugin's name, unique in ``manager``.
-        version_required: whether a missing interface version is a fault.
 
     Raises:
         PluginFault: the plugin cannot be taken in; ``manager`` is as before.
     """
-    declared = getattr(plugin, ATTRIBUTE, None)
-    if declared is not None or version_required:
-        incompatible = incompatibility(declared)
-        if incompatible is not None:
-            raise PluginFault(Status.INCOMPATIBLE, incompatible)
     try:
-        check_hooks(manager, plugin)
-        _refuse_observers(manager, plugin)
+        manager.check(plugin)
+        for hook, options in manager.implementations(plugin).items():
+            if hook in OBSERVATION:
+                raise PluginFault(
+                    Status.FAILED,
+                    f"{hook} is called on the observers of a run only: register a tracker that implements it",
+                )
+            if options.get("wrapper") or options.get("hookwrapper"):
+                raise PluginFault(Status.FAILED, f"{hook} is a wrapper; only hooks of a run can be wrapped")
         manager.register(plugin, name)
         return _collect(manager, plugin)
     except (Exception, SystemExit) as error:
@@ -129,69 +230,23 @@ def attach(manager: pluggy.PluginManager, plugin: object, name: str, *, version_
         raise PluginFault(Status.FAILED, describe_exception(error)) from error
 
 
-def implementations(manager: pluggy.PluginManager, plugin: object) -> dict[str, bool]:
-    """The hooks that a plugin implements, each with whether it is optional (may be unknown to this program)."""
-    found: dict[str, bool] = {}
-    for attribute in dir(plugin):
-        options = manager.parse_hookimpl_opts(plugin, attribute)
-        if options is not None:
-            found[options.get("specname") or attribute] = bool(options.get("optionalhook"))
-    return found
+def _collect(manager: HookManager, plugin: object) -> list[Spec]:
+    specs: dict[tuple[str, str], Spec] = {}
+    for kind in manager.kinds.values():
+        for result in manager.call_alone(plugin, kind.hook):
+            for spec in _checked(kind, result):
+                if (spec.kind, spec.name) in specs:
+                    raise PluginFault(Status.FAILED, f"{kind.hook} returned two {spec.kind}s called {spec.name!r}")
+                specs[spec.kind, spec.name] = spec
+    return list(specs.values())
 
 
-def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Find what pluggy would pass over in silence.
-
-    Raises:
-        PluginFault: a function is marked as the implementation of a hook that does not exist, or a function has the
-            name of a hook and no mark, or there is no implementation at all.
-    """
-    found = implementations(manager, plugin)
-    for hook, optional in found.items():
-        if hook not in HOOKS and not optional:
-            close = nearest(hook, HOOKS)
-            suggestion = f"; did you mean {close!r}?" if close else f"; hooks: {', '.join(HOOKS)}"
-            raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}{suggestion}")
-    for hook in HOOKS:
-        if hook not in found and callable(getattr(plugin, hook, None)):
-            raise PluginFault(Status.FAILED, f"{hook} is not marked with @arb_ternary.hookimpl")
-    if not found:
-        raise PluginFault(Status.FAILED, f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
-
-
-def _refuse_observers(manager: pluggy.PluginManager, plugin: object) -> None:
-    for hook in implementations(manager, plugin):
-        if hook in OBSERVATION:
-            raise PluginFault(
-                Status.FAILED, f"{hook} is called on the observers of a run only: register a tracker that implements it"
-            )
-
-
-def _collect(manager: pluggy.PluginManager, plugin: object) -> list[Spec]:
-    specs: list[Spec] = []
-    seen: set[tuple[str, str]] = set()
-    for hook, expected in REGISTRATION.items():
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            if implementation.plugin is not plugin:
-                continue
-            if implementation.wrapper or implementation.hookwrapper:
-                raise PluginFault(Status.FAILED, f"{hook} is a wrapper; a registration hook cannot be wrapped")
-            for spec in _checked(hook, expected, implementation.function()):
-                if (spec.kind, spec.name) in seen:
-                    raise PluginFault(Status.FAILED, f"{hook} returned two {spec.kind}s called {spec.name!r}")
-                seen.add((spec.kind, spec.name))
-                specs.append(spec)
-    return specs
-
-
-def _checked(hook: str, expected: type[Spec], result: Any) -> Sequence[Spec]:
-    if result is None:
-        return ()
+def _checked(kind: type[Spec], result: Any) -> Sequence[Spec]:
     if not isinstance(result, Sequence) or isinstance(result, str):
         raise PluginFault(
-            Status.FAILED, f"{hook} returned {result!r}; it must return a sequence of {expected.__name__}"
+            Status.FAILED, f"{kind.hook} returned {result!r}; it must return a sequence of {kind.__name__}"
         )
     for spec in result:
-        if not isinstance(spec, expected):
-            raise PluginFault(Status.FAILED, f"{hook} returned {spec!r}; every item must be a {expected.__name__}")
+        if not isinstance(spec, kind):
+            raise PluginFault(Status.FAILED, f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}")
     return result

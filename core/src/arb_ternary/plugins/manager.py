@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from time import perf_counter
 
-import pluggy
 from attrs import evolve
 
-from arb_ternary import hookspecs
-from arb_ternary.environment import read_flag, read_names
+from arb_ternary import environment
+from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.plugins.api_version import ATTRIBUTE
 from arb_ternary.plugins.discovery import BUILTIN, Candidate, discover
 from arb_ternary.plugins.loader import (
+    HookManager,
     PluginFault,
     attach,
+    check_version,
     describe_exception,
-    implementations,
     import_file,
     import_object,
+    kinds_of,
 )
 from arb_ternary.plugins.records import PluginRecord, Status
 from arb_ternary.plugins.registry import Registry
-from arb_ternary.plugins.surface import HOOKS, NOUNS
 
-__all__ = ["Hooks", "Plugins", "manager", "reset_manager"]
+__all__ = ["Plugins", "manager", "no_plugin", "reset_manager"]
 
 
-class Hooks:
-    """The hooks that are called on loaded plugins after registration, typed."""
+class Plugins:
+    """Loaded plugins and the components that they registered.
 
-    def __init__(self, relay: pluggy.PluginManager) -> None:
-        self._relay = relay
+    Attributes:
+        registry: components by kind and name.
+        files: the plugin files that were loaded, for a worker or a resumed run to load again.
+    """
+
+    def __init__(self) -> None:
+        self._relay = HookManager()
+        self.registry = Registry(self._relay.kinds)
+        self.files: tuple[Path, ...] = ()
+
+    @property
+    def records(self) -> tuple[PluginRecord, ...]:
+        """A record of every plugin, in the order of loading."""
+        return self.registry.records
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The environment variables of the core and of every registered component, each once."""
+        declared = (variable for found in self.registry.everything() for variable in found.spec.variables)
+        return tuple({variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values())
 
     def plugin_info(self, name: str) -> Mapping[str, str]:
         """What the plugin called ``name`` says about itself; empty when it says nothing or is not loaded.
@@ -43,49 +62,20 @@ class Hooks:
             ComponentError: its ``arb_plugin_info`` fails or returns something other than text by name.
         """
         plugin = self._relay.get_plugin(name)
-        for implementation in self._relay.hook.arb_plugin_info.get_hookimpls():
-            if plugin is None or implementation.plugin is not plugin:
-                continue
-            try:
-                facts = implementation.function()
-            except Exception as error:
-                raise ComponentError(f"plugin {name!r}: arb_plugin_info failed: {describe_exception(error)}") from error
-            if facts is None:
-                continue
-            if not isinstance(facts, Mapping) or not all(
-                isinstance(part, str) for item in facts.items() for part in item
-            ):
-                raise ComponentError(f"plugin {name!r}: arb_plugin_info returned {facts!r}, which is not text by name")
-            return facts
-        return {}
+        try:
+            found = [] if plugin is None else self._relay.call_alone(plugin, "arb_plugin_info")
+        except Exception as error:
+            raise ComponentError(f"plugin {name!r}: arb_plugin_info failed: {describe_exception(error)}") from error
+        facts: Mapping[str, str] = found[0] if found else {}
+        if not isinstance(facts, Mapping) or not all(isinstance(part, str) for item in facts.items() for part in item):
+            raise ComponentError(f"plugin {name!r}: arb_plugin_info returned {facts!r}, which is not text by name")
+        return facts
 
     def implemented_by(self, name: str) -> tuple[str, ...]:
-        """The hooks that the plugin called ``name`` implements, in the order of ``hookspecs``."""
+        """The hooks that the plugin called ``name`` implements, in the order of ``arb plugins hooks``."""
         plugin = self._relay.get_plugin(name)
-        found = implementations(self._relay, plugin) if plugin is not None else {}
-        return tuple(hook for hook in HOOKS if hook in found)
-
-
-class Plugins:
-    """Loaded plugins and the components that they registered.
-
-    Attributes:
-        registry: components by kind and name.
-        hooks: typed calls of the hooks that concern a whole plugin.
-        files: the plugin files that were loaded, for a worker or a resumed run to load again.
-    """
-
-    def __init__(self) -> None:
-        self._relay = pluggy.PluginManager("arb_ternary")
-        self._relay.add_hookspecs(hookspecs)
-        self.registry = Registry()
-        self.hooks = Hooks(self._relay)
-        self.files: tuple[Path, ...] = ()
-
-    @property
-    def records(self) -> tuple[PluginRecord, ...]:
-        """A record of every plugin, in the order of loading."""
-        return self.registry.records
+        found = {} if plugin is None else self._relay.implementations(plugin)
+        return tuple(hook for hook in self._relay.hooks if hook in found)
 
     def load_environment(self) -> None:
         """Load the installed plugins that the environment allows; called once, by :func:`manager`.
@@ -94,13 +84,18 @@ class Plugins:
             UsageProblem: ARB_PLUGINS or ARB_PLUGINS_DISABLED names a plugin that is not installed.
             EnvironmentProblem: a plugin cannot be loaded and ARB_PLUGINS_STRICT is set.
         """
-        started, strict = perf_counter(), read_flag("ARB_PLUGINS_STRICT")
+        started, strict = perf_counter(), environment.PLUGINS_STRICT.flag()
         found = discover()
         for note in found.notes:
             _trace(note)
         blocked = _blocked(found.candidates)
+        imported = {
+            candidate: self._import(candidate, found.candidates, blocked)
+            # The core's kinds are there before any other: nobody can take their names.
+            for candidate in sorted(found.candidates, key=lambda candidate: not candidate.is_builtin)
+        }
         for candidate in found.candidates:
-            self.registry.note(self._load_candidate(candidate, found.candidates, blocked))
+            self._load(candidate, imported[candidate])
         for name, version, reason in found.damaged:
             record = PluginRecord(name=name, distribution=name, version=version, status=Status.FAILED, reason=reason)
             self.registry.note(record)
@@ -125,7 +120,8 @@ class Plugins:
             EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of it is registered.
         """
         name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
-        return self._take_in(plugin, PluginRecord(name=name, module="registered object"), version_required=False)
+        record = PluginRecord(name=name, module="registered object")
+        return self._take_in(plugin, record, versioned=hasattr(plugin, ATTRIBUTE))
 
     def unregister(self, name: str) -> None:
         """Remove a plugin that :meth:`register` took in.
@@ -155,9 +151,7 @@ class Plugins:
         except PluginFault as fault:
             raise EnvironmentProblem(f"plugin file {path}: {fault.status}: {fault.reason}") from fault
         try:
-            record = self._take_in(
-                module, PluginRecord(name=resolved.stem, module=str(resolved)), version_required=True
-            )
+            record = self._take_in(module, PluginRecord(name=resolved.stem, module=str(resolved)), versioned=True)
         except BaseException:
             del sys.modules[resolved.stem]
             raise
@@ -166,45 +160,63 @@ class Plugins:
 
     # --- one plugin --------------------------------------------------------------------------------------------------
 
-    def _load_candidate(
+    def _import(
         self, candidate: Candidate, candidates: tuple[Candidate, ...], blocked: Mapping[str, str]
-    ) -> PluginRecord:
+    ) -> object | PluginFault:
+        """The hook module, whose kinds are then known, or why there is none."""
+        namesakes = [other for other in candidates if other.name == candidate.name and other is not candidate]
+        try:
+            if candidate.name in blocked and not candidate.is_builtin:
+                raise PluginFault(Status.BLOCKED, blocked[candidate.name])
+            if namesakes and not candidate.is_builtin:
+                other = f"{namesakes[0].distribution} {namesakes[0].version}"
+                raise PluginFault(Status.CONFLICT, f"{other} has a plugin called {candidate.name!r} too")
+            started = perf_counter()
+            plugin = import_object(candidate.module)
+            _trace(f"{candidate.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
+            check_version(plugin)
+            self._relay.add_kinds(kinds_of(self._relay, plugin, candidate.name))
+        except PluginFault as fault:
+            if candidate.is_builtin:
+                raise
+            return fault
+        return plugin
+
+    def _load(self, candidate: Candidate, plugin: object | PluginFault) -> None:
         record = PluginRecord(
             name=candidate.name,
             distribution=candidate.distribution,
             version=candidate.version,
             module=candidate.module,
         )
-        started = perf_counter()
-        if candidate.name in blocked and not candidate.is_builtin:
-            record = evolve(record, status=Status.BLOCKED, reason=blocked[candidate.name])
-        elif namesakes := _namesakes(candidate, candidates):
-            reason = f"{namesakes[0].distribution} {namesakes[0].version} has a plugin called {candidate.name!r} too"
-            record = evolve(record, status=Status.CONFLICT, reason=reason)
+        try:
+            if isinstance(plugin, PluginFault):
+                raise plugin
+            specs = attach(self._relay, plugin, candidate.name)
+        except PluginFault as fault:
+            if candidate.is_builtin:
+                raise
+            record = evolve(record, status=fault.status, reason=fault.reason)
         else:
-            try:
-                specs = attach(self._relay, import_object(candidate.module), candidate.name)
-            except PluginFault as fault:
-                if candidate.is_builtin:
-                    raise
-                record = evolve(record, status=fault.status, reason=fault.reason)
-            else:
-                # Whatever is installed, the commands that explain an installation keep working.
-                added = self.registry.add(specs, record, reserved=["command"] if candidate.is_builtin else [])
-                record = evolve(record, components=[(found.kind, found.name) for found in added])
+            # Whatever is installed, the commands that explain an installation keep working.
+            added = self.registry.add(specs, record, reserved="command" if candidate.is_builtin else "")
+            record = evolve(record, components=[(found.kind, found.name) for found in added])
+        self.registry.note(record)
         provided = ", ".join(f"{kind} {name}" for kind, name in record.components)
-        outcome = f"{record.status}: {record.reason or provided}"
-        _trace(f"{record.described} from {record.module}: {outcome} [{1e3 * (perf_counter() - started):.1f} ms]")
-        return record
+        _trace(f"{record.described} from {record.module}: {record.status}: {record.reason or provided}")
 
-    def _take_in(self, plugin: object, record: PluginRecord, *, version_required: bool) -> PluginRecord:
+    def _take_in(self, plugin: object, record: PluginRecord, *, versioned: bool) -> PluginRecord:
         if self._relay.has_plugin(record.name):
             raise UsageProblem(
                 f"a plugin called {record.name!r} is loaded already",
                 f"give another name, or first call manager().unregister({record.name!r})",
             )
         try:
-            specs = attach(self._relay, plugin, record.name, version_required=version_required)
+            if versioned:
+                check_version(plugin)
+            if kinds_of(self._relay, plugin, record.name):
+                raise PluginFault(Status.FAILED, "kinds of component come from installed plugins only")
+            specs = attach(self._relay, plugin, record.name)
         except PluginFault as fault:
             raise EnvironmentProblem(f"plugin {record.described}: {fault.status}: {fault.reason}") from fault
         self.registry.note(record)
@@ -216,7 +228,7 @@ class Plugins:
                 self.registry.forget(record)
                 raise EnvironmentProblem(
                     f"plugin {record.described}: conflict: "
-                    f"{NOUNS[found.kind]} {found.name!r} is also provided by plugin {owner.described}"
+                    f"{found.spec.noun} {found.name!r} is also provided by plugin {owner.described}"
                 )
         record = evolve(record, components=[(spec.kind, spec.name) for spec in specs])
         self.registry.note(record)
@@ -227,36 +239,30 @@ class Plugins:
         for record in self.records:
             for found in self.registry.of_plugin(record):
                 rivals = self.registry.rivals(found)
-                if rivals and not self.registry.is_reserved(found):
+                if rivals and not found.reserved:
                     other = self.registry.record_of(rivals[0])
-                    reserved = self.registry.is_reserved(rivals[0])
-                    reason = f"{NOUNS[found.kind]} {found.name!r} is also provided by plugin {other.described}" + (
-                        ", which keeps it" if reserved else "; neither is used"
-                    )
+                    fate = ", which keeps it" if rivals[0].reserved else "; neither is used"
+                    reason = f"{found.spec.noun} {found.name!r} is also provided by plugin {other.described}{fate}"
                     self.registry.note(evolve(record, status=Status.CONFLICT, reason=reason))
                     break
 
 
-def _namesakes(candidate: Candidate, candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    if candidate.is_builtin:
-        return []
-    return [other for other in candidates if other.name == candidate.name and other is not candidate]
+def no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageProblem:
+    """The error for a plugin that is not there."""
+    close = nearest(name, installed)
+    suggestion = f"did you mean {close!r}?\n" if close else ""
+    return UsageProblem(f"{where}no plugin is called {name!r}", f"{suggestion}installed: {', '.join(installed)}")
 
 
 def _blocked(candidates: tuple[Candidate, ...]) -> dict[str, str]:
     """The plugins that the environment keeps out, each with the reason."""
     installed = sorted({candidate.name for candidate in candidates})
-    allowed = read_names("ARB_PLUGINS")
-    disabled = read_names("ARB_PLUGINS_DISABLED")
-    for variable, names in (("ARB_PLUGINS", allowed), ("ARB_PLUGINS_DISABLED", disabled)):
+    allowed = environment.PLUGINS.names()
+    disabled = environment.PLUGINS_DISABLED.names()
+    for variable, names in (("ARB_PLUGINS", set(allowed) - {"*"}), ("ARB_PLUGINS_DISABLED", disabled)):
         for name in names:
-            if name not in installed and not (variable == "ARB_PLUGINS" and name == "*"):
-                close = nearest(name, installed)
-                suggestion = [f"did you mean {close!r}?"] if close else []
-                raise UsageProblem(
-                    f"{variable}: no plugin is called {name!r}",
-                    "\n".join([*suggestion, f"installed: {', '.join(installed)}"]),
-                )
+            if name not in installed:
+                raise no_plugin(name, installed, f"{variable}: ")
     if BUILTIN in disabled:
         raise UsageProblem(f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled")
     blocked = {name: "ARB_PLUGINS does not list it" for name in installed if "*" not in allowed and name not in allowed}
@@ -265,7 +271,7 @@ def _blocked(candidates: tuple[Candidate, ...]) -> dict[str, str]:
 
 
 def _trace(line: str) -> None:
-    if read_flag("ARB_TRACE_PLUGINS"):
+    if environment.TRACE_PLUGINS.flag():
         print(f"plugins: {line}", file=sys.stderr)
 
 

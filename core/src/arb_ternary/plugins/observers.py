@@ -1,29 +1,35 @@
-"""The observers of one run: only what its config activated, called in the config's order."""
+"""The observers of one run: only what its config activated, called by pluggy in the config's order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import wraps
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import pluggy
 
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, ComponentError, nearest
-from arb_ternary.plugins.loader import PluginFault, check_hooks, describe_exception, implementations
+from arb_ternary.plugins.loader import HookManager, PluginFault, describe_exception
 from arb_ternary.plugins.surface import OBSERVATION
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
-    from arb_ternary_train.context import RunContext
 
 __all__ = ["RunObservers"]
 
+P = ParamSpec("P")
+#: The hook that is called on every observer, whatever the others do.
+_LAST = hookspecs.arb_run_end.__name__
+
 
 class RunObservers:
-    """Calls the observer hooks of the objects that a run activated.
+    """Calls the hooks of the objects that a run activated.
 
-    An observer that raises ends the run with an error that names it; only at the end of a run are all of them called
-    first. An :class:`ArbError` keeps its class and with it its exit code.
+    An observer that raises ends the run with an error that names it; only ``arb_run_end`` is called on all of them
+    first. An :class:`ArbError` keeps its class and with it its exit code. A wrapper is called around all observers.
 
     Args:
         objects: observers by name, or observers alone, which are then called by their class.
@@ -33,32 +39,34 @@ class RunObservers:
     """
 
     def __init__(self, objects: Mapping[str, object] | Iterable[object] = ()) -> None:
-        self._relay = pluggy.PluginManager("arb_ternary")
-        self._relay.add_hookspecs(hookspecs)
+        self._relay = HookManager()
+        self._failures: list[ArbError] = []
+        self._opinion: tuple[str, Any] | None = None
         named = dict(objects) if isinstance(objects, Mapping) else _by_class(objects)
         self.names: tuple[str, ...] = tuple(named)
         # pluggy calls the last one registered first.
         for name, observer in reversed(named.items()):
             self._add(name, observer)
 
-    def _add(self, name: str, observer: object) -> None:
+    def call(self, hook: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call a hook: ``observers.call(hookspecs.arb_step_end, context, step, metrics)``.
+
+        Raises:
+            ArbError: an observer failed; it is named. Of ``arb_run_end``: one or more of them, all named.
+        """
+        self._failures, self._opinion = [], None
+        arguments = inspect.signature(hook).bind(*args, **kwargs).arguments
         try:
-            check_hooks(self._relay, observer)
-        except PluginFault as fault:
-            raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
-        for hook in implementations(self._relay, observer):
-            if hook not in OBSERVATION:
-                close = nearest(hook, OBSERVATION)
-                hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(OBSERVATION)}"
-                raise ComponentError(f"observer {name!r}: {hook} is not called on the observers of a run", hint)
-        try:
-            self._relay.register(observer, name)
-        except pluggy.PluginValidationError as error:
-            raise ComponentError(f"observer {name!r}: {describe_exception(error)}") from error
-        for hook in OBSERVATION:
-            for implementation in getattr(self._relay.hook, hook).get_hookimpls():
-                if implementation.wrapper or implementation.hookwrapper:
-                    raise ComponentError(f"observer {name!r}: {hook} is a wrapper; observers are called one by one")
+            result = getattr(self._relay.hook, hook.__name__)(**arguments)
+        except ArbError:
+            if hook.__name__ != _LAST:
+                raise
+        else:
+            if hook.__name__ != _LAST or not self._failures:
+                return result
+        if len(self._failures) == 1:
+            raise self._failures[0]
+        raise ComponentError("; ".join(failure.what for failure in self._failures)) from self._failures[0]
 
     def select_backend(self, request: BackendRequest, candidates: Sequence[str]) -> tuple[str, str] | None:
         """The first opinion on an ``auto`` backend: the observer's name and its choice among ``candidates``, or None.
@@ -66,82 +74,78 @@ class RunObservers:
         Raises:
             ComponentError: the choice is not one of the candidates.
         """
-        for observer, implementation in self._calls("arb_select_backend"):
-            choice = _call(
-                observer, "arb_select_backend", implementation, request=request, candidates=tuple(candidates)
+        choice = self.call(hookspecs.arb_select_backend, request, tuple(candidates))
+        if choice is None or self._opinion is None:
+            return None
+        observer = self._opinion[0]
+        if choice not in candidates:
+            raise ComponentError(
+                f"observer {observer!r}: arb_select_backend chose {choice!r}, which is not a candidate",
+                f"candidates: {', '.join(candidates)}",
             )
-            if choice is None:
+        return observer, str(choice)
+
+    def _add(self, name: str, observer: object) -> None:
+        try:
+            self._relay.check(observer)
+        except PluginFault as fault:
+            raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
+        guarded = SimpleNamespace()
+        for attribute in dir(observer):
+            options = self._relay.parse_hookimpl_opts(observer, attribute)
+            if options is None:
                 continue
-            if choice not in candidates:
-                raise ComponentError(
-                    f"observer {observer!r}: arb_select_backend chose {choice!r}, which is not a candidate",
-                    f"candidates: {', '.join(candidates)}",
-                )
-            return observer, str(choice)
-        return None
+            hook = options.get("specname") or attribute
+            if hook not in OBSERVATION and not options.get("optionalhook"):
+                close = nearest(hook, OBSERVATION)
+                hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(OBSERVATION)}"
+                raise ComponentError(f"observer {name!r}: {hook} is not called on the observers of a run", hint)
+            setattr(guarded, attribute, self._guard(name, hook, getattr(observer, attribute)))
+        try:
+            self._relay.register(guarded, name)
+        except pluggy.PluginValidationError as error:
+            raise ComponentError(f"observer {name!r}: {describe_exception(error)}") from error
 
-    def run_start(self, context: RunContext) -> None:
-        """The run is built and nothing has been computed yet."""
-        self._each("arb_run_start", context=context)
+    def _guard(self, observer: str, hook: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
+        """An implementation that names its observer when it fails or, with an opinion, when it has one."""
 
-    def phase_start(self, context: RunContext, phase: str) -> None:
-        """The phase is about to run its next step."""
-        self._each("arb_phase_start", context=context, phase=phase)
+        def settle(result: Any) -> Any:
+            # A wrapper that passes on what it was given has no opinion of its own.
+            if result is not None and (self._opinion is None or self._opinion[1] != result):
+                self._opinion = observer, result
+            return result
 
-    def step_end(self, context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
-        """One optimizer step has been taken."""
-        self._each("arb_step_end", context=context, step=step, metrics=metrics)
+        if inspect.isgeneratorfunction(implementation):
 
-    def eval_end(self, context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
-        """An evaluation has finished."""
-        self._each("arb_eval_end", context=context, step=step, metrics=metrics)
+            @wraps(implementation)
+            def wrapper(*arguments: Any) -> Generator[Any, Any, Any]:
+                try:
+                    return settle((yield from implementation(*arguments)))
+                except Exception as error:
+                    if any(error is failure for failure in self._failures):  # of another, on its way out
+                        raise
+                    raise self._named(observer, hook, error) from error
 
-    def checkpoint_save(self, context: RunContext, state: dict[str, Any]) -> None:
-        """A checkpoint is about to be written; observers put their state into ``state``."""
-        self._each("arb_checkpoint_save", context=context, state=state)
+            return wrapper
 
-    def checkpoint_load(self, context: RunContext, state: Mapping[str, Any]) -> None:
-        """A checkpoint has been read; ``state`` is what the observers had put there."""
-        self._each("arb_checkpoint_load", context=context, state=state)
-
-    def phase_end(self, context: RunContext, phase: str) -> None:
-        """The phase has finished its last step."""
-        self._each("arb_phase_end", context=context, phase=phase)
-
-    def run_end(self, context: RunContext, status: str) -> None:
-        """The run is over; every observer is called, whatever the others do.
-
-        Raises:
-            ComponentError: one or more of them failed; all are named.
-        """
-        failures: list[ArbError] = []
-        for observer, implementation in self._calls("arb_run_end"):
+        @wraps(implementation)
+        def function(*arguments: Any) -> Any:
             try:
-                _call(observer, "arb_run_end", implementation, context=context, status=status)
-            except ArbError as error:
-                failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        if failures:
-            raise ComponentError("; ".join(failure.what for failure in failures)) from failures[0]
+                return settle(implementation(*arguments))
+            except Exception as error:
+                failure = self._named(observer, hook, error)
+                if hook != _LAST:  # there the others are called first
+                    raise failure from error.__cause__ if failure is error else error
+                return None
 
-    def _calls(self, hook: str) -> list[tuple[str, Any]]:
-        found = getattr(self._relay.hook, hook).get_hookimpls()
-        return [(implementation.plugin_name, implementation) for implementation in reversed(found)]
+        return function
 
-    def _each(self, hook: str, **arguments: Any) -> None:
-        for observer, implementation in self._calls(hook):
-            _call(observer, hook, implementation, **arguments)
-
-
-def _call(observer: str, hook: str, implementation: Any, **arguments: Any) -> Any:
-    try:
-        return implementation.function(*(arguments[name] for name in implementation.argnames))
-    except ArbError as error:
-        error.what = f"observer {observer!r}, {hook}: {error.what}"
-        raise
-    except Exception as error:
-        raise ComponentError(f"observer {observer!r}, {hook}: {describe_exception(error)}") from error
+    def _named(self, observer: str, hook: str, error: Exception) -> ArbError:
+        """The failure with its observer's name; an error of the program stays itself."""
+        failure = error if isinstance(error, ArbError) else ComponentError(describe_exception(error))
+        failure.what = f"observer {observer!r}, {hook}: {failure.what}"
+        self._failures.append(failure)
+        return failure
 
 
 def _by_class(objects: Iterable[object]) -> dict[str, object]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import frozen
 
+from arb_ternary.errors import EnvironmentProblem
 from arb_ternary.plugins.missing import explain_conflict, explain_missing
 from arb_ternary.plugins.records import PluginRecord
-from arb_ternary.plugins.surface import NOUNS
 from arb_ternary.specs import Spec, resolve
 
 __all__ = ["Registered", "Registry"]
@@ -17,11 +17,19 @@ __all__ = ["Registered", "Registry"]
 
 @frozen
 class Registered:
-    """A component and where it comes from: its spec, the plugin's name, and the distribution (None for a file)."""
+    """A component and where it comes from.
+
+    Attributes:
+        spec: what the plugin registered.
+        plugin: the plugin's name.
+        distribution: the plugin's distribution; None for a file or an object.
+        reserved: whether it keeps its name whatever other plugins provide.
+    """
 
     spec: Spec
     plugin: str
     distribution: str | None
+    reserved: bool = False
 
     @property
     def kind(self) -> str:
@@ -46,13 +54,15 @@ class Registry:
     """Components by kind and name.
 
     A name that two plugins provide belongs to neither: ``find`` returns None for it, and ``get`` raises an error that
-    names both. Names registered as ``reserved`` stay with the plugin that reserved them: the commands that explain a
-    broken installation must not be broken by it.
+    names both. Only a reserved one stays: the commands that explain a broken installation must not be broken by it.
+
+    Attributes:
+        kinds: the kinds of component that the loaded plugins know, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Mapping[str, type[Spec]]) -> None:
+        self.kinds = kinds
         self._entries: dict[tuple[str, str], list[Registered]] = {}
-        self._reserved: dict[tuple[str, str], Registered] = {}
         self._records: dict[tuple[str, str | None], PluginRecord] = {}
 
     # --- lookup ------------------------------------------------------------------------------------------------------
@@ -69,18 +79,22 @@ class Registry:
             return found
         rivals = self._entries.get((kind, name), ())
         if rivals:
-            raise explain_conflict(kind, name, [self.record_of(rival) for rival in rivals])
-        raise explain_missing(kind, name, self.names(kind), self.records)
+            raise explain_conflict(self.kinds[kind], name, [self.record_of(rival) for rival in rivals])
+        raise explain_missing(self.kinds[kind], name, self.names(kind), self.records)
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """The component of that kind and name, or None when there is none that can be used."""
-        if kind not in NOUNS:
-            raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(NOUNS)}")
-        reserved = self._reserved.get((kind, name))
-        if reserved is not None:
-            return reserved
+        """The component of that kind and name, or None when there is none that can be used.
+
+        Raises:
+            EnvironmentProblem: no loaded plugin knows the kind.
+        """
+        if kind not in self.kinds:
+            raise EnvironmentProblem(
+                f"no loaded plugin knows the kind of component {kind!r}", f"known: {', '.join(self.kinds)}"
+            )
         entries = self._entries.get((kind, name), ())
-        return entries[0] if len(entries) == 1 else None
+        reserved = next((entry for entry in entries if entry.reserved), None)
+        return reserved or (entries[0] if len(entries) == 1 else None)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The usable names of a kind, sorted."""
@@ -90,6 +104,10 @@ class Registry:
         """The usable components of a kind, sorted by name."""
         found = (self.find(kind, name) for entry_kind, name in sorted(self._entries) if entry_kind == kind)
         return tuple(registered for registered in found if registered is not None)
+
+    def everything(self) -> tuple[Registered, ...]:
+        """The components of every kind, contested names included."""
+        return tuple(entry for entries in self._entries.values() for entry in entries)
 
     def rivals(self, registered: Registered) -> tuple[Registered, ...]:
         """Components of other plugins that claim the same kind and name."""
@@ -111,38 +129,20 @@ class Registry:
         """Keep, or replace, the record of a plugin."""
         self._records[record.name, record.distribution] = record
 
-    def add(
-        self, specs: Iterable[Spec], record: PluginRecord, *, reserved: Iterable[str] = ()
-    ) -> tuple[Registered, ...]:
-        """Add what a plugin provides; specs of the ``reserved`` kinds cannot be contested."""
-        kinds = frozenset(reserved)
-        added = tuple(Registered(spec, record.name, record.distribution) for spec in specs)
+    def add(self, specs: Iterable[Spec], record: PluginRecord, *, reserved: str = "") -> tuple[Registered, ...]:
+        """Add what a plugin provides; specs of the kind ``reserved`` cannot be contested."""
+        added = tuple(Registered(spec, record.name, record.distribution, spec.kind == reserved) for spec in specs)
         for registered in added:
-            key = (registered.kind, registered.name)
-            self._entries.setdefault(key, []).append(registered)
-            if registered.kind in kinds:
-                self._reserved[key] = registered
+            self._entries.setdefault((registered.kind, registered.name), []).append(registered)
         return added
-
-    def is_reserved(self, registered: Registered) -> bool:
-        """Whether a component keeps its name whatever other plugins provide."""
-        return self._reserved.get((registered.kind, registered.name)) is registered
 
     def of_plugin(self, record: PluginRecord) -> tuple[Registered, ...]:
         """What a plugin provides, contested names included."""
-        return tuple(
-            entry
-            for entries in self._entries.values()
-            for entry in entries
-            if (entry.plugin, entry.distribution) == (record.name, record.distribution)
-        )
+        origin = (record.name, record.distribution)
+        return tuple(entry for entry in self.everything() if (entry.plugin, entry.distribution) == origin)
 
     def forget(self, record: PluginRecord) -> None:
         """Remove a plugin's components and its record."""
+        for entry in self.of_plugin(record):
+            self._entries[entry.kind, entry.name].remove(entry)
         self._records.pop((record.name, record.distribution), None)
-        gone = frozenset(map(id, self.of_plugin(record)))
-        self._reserved = {key: entry for key, entry in self._reserved.items() if id(entry) not in gone}
-        kept: Mapping[tuple[str, str], list[Registered]] = {
-            key: [entry for entry in entries if id(entry) not in gone] for key, entries in self._entries.items()
-        }
-        self._entries = {key: entries for key, entries in kept.items() if entries}

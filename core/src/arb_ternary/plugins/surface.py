@@ -1,78 +1,32 @@
-"""The hook surface as data: which hooks exist, what they take, and which of them register components."""
+"""The hook surface as data: which hooks there are, what they take, and where they are called."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from attrs import frozen
 
 from arb_ternary import hookspecs
-from arb_ternary.specs import (
-    BackendSpec,
-    CheckSpec,
-    CommandSpec,
-    DataSpec,
-    DocumentSpec,
-    ExporterSpec,
-    MaskingSpec,
-    ModelSpec,
-    OptimizerSpec,
-    PhaseSpec,
-    RecipeSpec,
-    Spec,
-    StarterSpec,
-    TrackerSpec,
-)
+from arb_ternary.specs import Spec
 
-__all__ = ["HOOKS", "NOUNS", "OBSERVATION", "PREFIX", "REGISTRATION", "HookFacts", "describe_hooks"]
+__all__ = ["OBSERVATION", "PREFIX", "STATED", "HookFacts", "describe_hooks", "registration_hooks"]
 
 #: What the name of every hook begins with.
 PREFIX: Final = "arb_"
-
-#: Every hook, in the order of ``hookspecs``.
-HOOKS: Final[tuple[str, ...]] = tuple(
-    name for name, value in vars(hookspecs).items() if name.startswith(PREFIX) and callable(value)
-)
-
-#: The hooks that register components, and the spec that each of them returns.
-REGISTRATION: Final[dict[str, type[Spec]]] = {
-    "arb_register_backends": BackendSpec,
-    "arb_register_optimizers": OptimizerSpec,
-    "arb_register_masking": MaskingSpec,
-    "arb_register_phases": PhaseSpec,
-    "arb_register_models": ModelSpec,
-    "arb_register_datasets": DataSpec,
-    "arb_register_trackers": TrackerSpec,
-    "arb_register_exporters": ExporterSpec,
-    "arb_register_commands": CommandSpec,
-    "arb_register_checks": CheckSpec,
-    "arb_register_recipes": RecipeSpec,
-    "arb_register_documents": DocumentSpec,
-    "arb_register_starters": StarterSpec,
+_GROUPS: Final = {
+    "arb_register_kinds": "registration",
+    "arb_plugin_info": "information",
+    "arb_select_backend": "selection",
+}
+#: The hooks of ``hookspecs`` by name.
+STATED: Final[dict[str, Callable[..., Any]]] = {
+    name: value for name, value in vars(hookspecs).items() if name.startswith(PREFIX)
 }
 
 #: The hooks that an object on a run's manager can implement.
-OBSERVATION: Final[tuple[str, ...]] = tuple(
-    name for name in HOOKS if name not in REGISTRATION and name != "arb_plugin_info"
-)
-
-#: How messages speak of each kind of component.
-NOUNS: Final[dict[str, str]] = {
-    "backend": "backend",
-    "optimizer": "optimizer",
-    "masking": "masking strategy",
-    "phase": "phase",
-    "model": "model",
-    "data": "data source",
-    "tracker": "tracker",
-    "exporter": "exporter",
-    "command": "command",
-    "check": "check",
-    "recipe": "recipe",
-    "document": "kind of config file",
-    "starter": "starter config",
-}
+OBSERVATION: Final = tuple(name for name in STATED if _GROUPS.get(name, "observer") in ("observer", "selection"))
 
 
 @frozen
@@ -83,7 +37,7 @@ class HookFacts:
         name: the hook.
         group: ``registration``, ``information``, ``selection`` or ``observer``.
         arguments: names of the arguments; an implementation takes any subset of them.
-        documentation: the docstring: when the hook is called, how often, and what None means.
+        documentation: when the hook is called, how often, and what None means.
     """
 
     name: str
@@ -91,21 +45,31 @@ class HookFacts:
     arguments: tuple[str, ...]
     documentation: str
 
-    @property
-    def summary(self) -> str:
-        """The first line of the documentation."""
-        return self.documentation.partition("\n")[0]
+
+def registration_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Callable[..., Any]]:
+    """The hook specifications of kinds of component, by name."""
+
+    def specification(kind: type[Spec]) -> Callable[[], None]:
+        def hook() -> None: ...
+
+        hook.__doc__ = (
+            f"Components of the kind `{kind.kind}` ({kind.noun}): a sequence of `{kind.__name__}`. Called once at "
+            "load; an empty sequence or None means none."
+        )
+        return hookspecs.hookspec(hook)
+
+    return {kind.hook: specification(kind) for kind in kinds}
 
 
-def describe_hooks() -> tuple[HookFacts, ...]:
-    """Every hook, in the order of ``hookspecs``."""
+def describe_hooks(kinds: Iterable[type[Spec]]) -> tuple[HookFacts, ...]:
+    """Every hook of a program that knows ``kinds``: those of the kinds, then those of ``hookspecs``."""
+    hooks: dict[str, Callable[..., Any]] = {**registration_hooks(kinds), **STATED}
     return tuple(
-        HookFacts(name, _group(name), tuple(inspect.signature(function).parameters), inspect.getdoc(function) or "")
-        for name, function in ((name, getattr(hookspecs, name)) for name in HOOKS)
+        HookFacts(
+            name,
+            _GROUPS.get(name, "observer") if name in STATED else "registration",
+            tuple(inspect.signature(hook).parameters),
+            inspect.getdoc(hook) or "",
+        )
+        for name, hook in hooks.items()
     )
-
-
-def _group(hook: str) -> str:
-    if hook in REGISTRATION:
-        return "registration"
-    return {"arb_plugin_info": "information", "arb_select_backend": "selection"}.get(hook, "observer")

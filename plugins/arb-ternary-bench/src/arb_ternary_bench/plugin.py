@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, RecipeSpec
+from arb_ternary.specs import CommandSpec, Spec
+from arb_ternary_bench.specs import RecipeSpec
 
-ARB_API_VERSION = (1, 3)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "measurements of kernels, steps and rules, side by side"}
+
+
+@hookimpl
+def arb_register_kinds() -> Sequence[type[Spec]]:
+    return (RecipeSpec,)
 
 
 @hookimpl

@@ -15,13 +15,13 @@ from attrs import define, evolve
 from arb_ternary import hookimpl
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.plugins.manager import manager, reset_manager
-from arb_ternary.specs import RecipeSpec
 from arb_ternary_bench.child import Ended
 from arb_ternary_bench.quality import pool
 from arb_ternary_bench.quality import study as study_module
 from arb_ternary_bench.quality.protocol import Recipe
 from arb_ternary_bench.quality.sizes import SIZES, STEP_TOKENS
 from arb_ternary_bench.quality.study import QualityStudy
+from arb_ternary_bench.specs import RecipeSpec
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import to_line
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, DataSpec, ExporterSpec, MaskingSpec, PhaseSpec
+from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, PhaseSpec
+from arb_ternary_train.specs import ExporterSpec
 
-ARB_API_VERSION = (1, 3)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl

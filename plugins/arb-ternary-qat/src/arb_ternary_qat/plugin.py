@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import ModelSpec, OptimizerSpec, RecipeSpec
+from arb_ternary.specs import ModelSpec, OptimizerSpec
 
-ARB_API_VERSION = (1, 1)
+if TYPE_CHECKING:
+    from arb_ternary_bench.specs import RecipeSpec
+
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl
@@ -55,8 +59,11 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
     )
 
 
-@hookimpl
+@hookimpl(optionalhook=True)
 def arb_register_recipes() -> Sequence[RecipeSpec]:
+    """Recipes of the bench: the hook is called where `arb-ternary-bench` is installed."""
+    from arb_ternary_bench.specs import RecipeSpec
+
     summaries = {
         "bitnet": "quantisation-aware training, one falling schedule",
         "bitnet_two_stage": "quantisation-aware training with the published two-stage recipe",

@@ -10,41 +10,14 @@ import attrs
 import pytest
 import torch
 
-from arb_ternary.config.choice import (
-    CheckChoice,
-    Choice,
-    DataChoice,
-    ExporterChoice,
-    MaskingChoice,
-    ModelChoice,
-    OptimizerChoice,
-    PhaseChoice,
-    TrackerChoice,
-)
+from arb_ternary.config.choice import choice_of
 from arb_ternary.config.options import HELP
 from arb_ternary.config.structure import make_converter, options_class
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve
 
-__all__ = ["CHOICES", "ComponentCase", "make_choice"]
-
-#: The class of a config field that holds a component, by kind.
-CHOICES: Mapping[str, type[Choice]] = MappingProxyType(
-    {
-        choice.kind: choice
-        for choice in (
-            CheckChoice,
-            DataChoice,
-            ExporterChoice,
-            MaskingChoice,
-            ModelChoice,
-            OptimizerChoice,
-            PhaseChoice,
-            TrackerChoice,
-        )
-    }
-)
+__all__ = ["ComponentCase", "make_choice"]
 
 
 def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
@@ -57,7 +30,7 @@ def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyT
     registry = manager().registry
     registry.get(kind, name)
     try:
-        return make_converter(registry).structure({"name": name, **options}, CHOICES[kind])
+        return make_converter(registry).structure({"name": name, **options}, choice_of(registry.kinds[kind]))
     except Exception as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from arb_ternary import hookimpl
-from arb_ternary.config.choice import TrackerChoice
-from arb_ternary.specs import TrackerSpec
+from arb_ternary.config.choice import Choice
+from arb_ternary_train.specs import TrackerSpec
 
 __all__ = ["Crash", "InterruptionConfig", "interruption"]
 
@@ -41,9 +41,9 @@ class Interruption:
             context.stop.set("the conformance kit")
 
 
-def interruption(step: int, how: Literal["stop", "crash"]) -> TrackerChoice:
+def interruption(step: int, how: Literal["stop", "crash"]) -> Choice[TrackerSpec]:
     """The tracker as a config would hold it."""
-    return TrackerChoice(
+    return Choice[TrackerSpec](
         name="interruption",
         options=InterruptionConfig(step=step, how=how),
         given=frozenset({"step", "how"}),

@@ -13,9 +13,10 @@ import attrs
 import pytest
 from attrs import define, field, frozen
 
+from arb_ternary.cli.plugins_commands import records_called
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
-from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.records import PluginRecord, Status
 from arb_ternary.plugins.registry import Registered
@@ -23,23 +24,18 @@ from arb_ternary.specs import resolve
 
 __all__ = ["Outcome", "check_plugin"]
 
-#: Kinds with a suite, and its class.
+#: The suites of core's kinds, which cannot name them; other kinds state theirs (``Spec.conformance``).
 SUITES: Final = {
-    "backend": "BackendSuite",
-    "masking": "MaskingSuite",
-    "optimizer": "OptimizerSuite",
-    "phase": "PhaseSuite",
+    "backend": "arb_ternary_testing:BackendSuite",
+    "masking": "arb_ternary_testing:MaskingSuite",
+    "optimizer": "arb_ternary_testing:OptimizerSuite",
+    "phase": "arb_ternary_testing:PhaseSuite",
 }
 #: What a hook module may not bring in: it is imported by every command, ``arb --help`` included.
 HEAVY: Final = ("torch", "triton", "tilelang", "numpy", "cattrs", "yaml", "rich")
 
-_MODULE = '''"""Written by `arb plugins check`."""
-
-from arb_ternary_testing import {suites}
-'''
 _CLASS = """
-
-class Test{number}({suite}):
+class Test{number}({package}.{suite}):
     component = "{component}"
 """
 
@@ -119,7 +115,7 @@ def check_plugin(name: str, kind: str | None = None) -> int:
         provided = ", ".join(sorted({component for component, _ in record.components})) or "nothing"
         raise UsageProblem(f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}")
     outcomes = [_check_hook_module(record), *(_check_resolution(found) for found in components)]
-    suited = [found for found in components if found.kind in SUITES]
+    suited = [found for found in components if _suite(found)]
     outcomes += [Outcome(f"{f.kind} {f.name}", _unsuited(f), skipped=1) for f in suited if _required_options(f)]
     outcomes += _run_suites([found for found in suited if not _required_options(found)])
     _print(record, outcomes)
@@ -127,12 +123,7 @@ def check_plugin(name: str, kind: str | None = None) -> int:
 
 
 def _record(name: str) -> PluginRecord:
-    records = [record for record in manager().records if record.name == name]
-    if not records:
-        names = sorted({record.name for record in manager().records})
-        close = nearest(name, names)
-        suggestion = f"did you mean {close!r}?\n" if close else ""
-        raise UsageProblem(f"no plugin is called {name!r}", f"{suggestion}installed: {', '.join(names)}")
+    records = records_called(name)
     for record in records:
         if record.status is not Status.OK:
             raise EnvironmentProblem(f"plugin {record.described}: {record.status}: {record.reason}")
@@ -183,17 +174,23 @@ def _required_options(found: Registered) -> list[str]:
     return [f.name for f in fields if f.init and f.default is attrs.NOTHING and DEFAULT_CHOICE not in f.metadata]
 
 
+def _suite(found: Registered) -> str:
+    """The conformance suite of the component's kind; empty where there is none."""
+    return found.spec.conformance or SUITES.get(found.kind, "")
+
+
 def _unsuited(found: Registered) -> str:
-    return f"{SUITES[found.kind]}: left to the plugin's tests, needs {', '.join(_required_options(found))}"
+    return f"{_suite(found).partition(':')[2]}: left to the plugin's tests, needs {', '.join(_required_options(found))}"
 
 
 def _run_suites(components: Iterable[Registered]) -> list[Outcome]:
     """Subclass the suites in a file of their own, run it, and sort the results."""
     outcomes: dict[str, Outcome] = {}
-    text = _MODULE.format(suites=", ".join(sorted(set(SUITES.values()))))
+    text = '"""Written by `arb plugins check`."""\n\n'
     for number, found in enumerate(components):
-        outcomes[f"Test{number}"] = Outcome(f"{found.kind} {found.name}", SUITES[found.kind])
-        text += _CLASS.format(number=number, suite=SUITES[found.kind], component=found.name)
+        package, _, suite = _suite(found).partition(":")
+        outcomes[f"Test{number}"] = Outcome(f"{found.kind} {found.name}", suite)
+        text += f"import {package}\n" + _CLASS.format(number=number, package=package, suite=suite, component=found.name)
     if not outcomes:
         return []
     collector = _Collector(outcomes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, ModelSpec
 
-ARB_API_VERSION = (1, 3)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl

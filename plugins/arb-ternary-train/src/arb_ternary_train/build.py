@@ -102,7 +102,7 @@ def build_observers(config: RunConfig) -> RunObservers:
     return RunObservers(observers)
 
 
-def require_protocol(component: Any, protocol: type, choice: Choice) -> Any:
+def require_protocol(component: Any, protocol: type, choice: Choice[Any]) -> Any:
     """``component``, once it is known to have everything that ``protocol`` asks for.
 
     Raises:
@@ -118,7 +118,7 @@ def require_protocol(component: Any, protocol: type, choice: Choice) -> Any:
     return component
 
 
-def choices_in(value: Any) -> Iterator[Choice]:
+def choices_in(value: Any) -> Iterator[Choice[Any]]:
     """Every component that a config names, at any depth."""
     if isinstance(value, Choice):
         yield value

@@ -10,18 +10,18 @@ import attrs
 from attrs import frozen
 
 from arb_ternary.config.choice import (
-    CheckChoice,
+    Choice,
     DataChoice,
     MaskingChoice,
     ModelChoice,
     OptimizerChoice,
     PhaseChoice,
-    TrackerChoice,
 )
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
 from arb_ternary.config.paths import Origin, Path
 from arb_ternary.config.requirements import parse_requirement
+from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
 __all__ = ["CheckpointConfig", "RunConfig", "apply_exact"]
 
@@ -87,8 +87,8 @@ class RunConfig:
     masking: MaskingChoice = default_choice("causal", "how samples become inputs, targets and a loss mask")
     optimizer: OptimizerChoice = option(help="how the model learns")
     phases: tuple[PhaseChoice, ...] = option(help="the stretches of the run, in order", validator=_is_not_empty)
-    trackers: tuple[TrackerChoice, ...] = option((), "observers of the run")
-    checks: tuple[CheckChoice, ...] = option((), "checks that pass or fail the finished run")
+    trackers: tuple[Choice[TrackerSpec], ...] = option((), "observers of the run")
+    checks: tuple[Choice[CheckSpec], ...] = option((), "checks that pass or fail the finished run")
     checkpoint: CheckpointConfig = option(help="when checkpoints are written", factory=CheckpointConfig)
 
 

@@ -13,6 +13,7 @@ from attrs import define, field
 from torch import nn
 from torch.optim import Optimizer
 
+from arb_ternary import hookspecs
 from arb_ternary.backends.select import Selection
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import collect_trainable, require_accepted
@@ -163,7 +164,7 @@ class RunContext:
         if self._saved is not None and self._saved[0] == self._activity:
             return self._saved[1]
         observed: dict[str, Any] = {}
-        self.observers.checkpoint_save(self, observed)
+        self.observers.call(hookspecs.arb_checkpoint_save, self, observed)
         phase = self._phase
         structures = list(self.structures)
         if phase is not None:
@@ -233,7 +234,7 @@ class RunContext:
         record = {"event": "train", "step": self.step, "phase": self.phase_name, **metrics, "tokens": self.tokens}
         self.metrics.write(record)
         speed = {"tokens_per_second": self.tokens_per_second}
-        self.observers.step_end(self, self.step, {**record, **speed, "time": time.time()})
+        self.observers.call(hookspecs.arb_step_end, self, self.step, {**record, **speed, "time": time.time()})
         known = {"loss", "flips", "lr", "rate", "grad_norm", "exponent_moves", "draws"}
         shown = {key: metrics[key] for key in ("loss", "flips", "lr", "rate", "grad_norm") if key in metrics}
         if metrics.get("draws", 1) != 1:
@@ -282,7 +283,7 @@ class RunContext:
             "tokens": result.tokens,
         }
         self.metrics.write(record)
-        self.observers.eval_end(self, self.step, record)
+        self.observers.call(hookspecs.arb_eval_end, self, self.step, record)
         self.reporter.note(f"step {self.step}: validation loss {result.loss:.4f} over {result.tokens:,} tokens")
         return result
 

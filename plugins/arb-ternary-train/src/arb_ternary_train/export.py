@@ -12,7 +12,7 @@ import safetensors
 from attrs import frozen
 from torch import nn
 
-from arb_ternary.config.choice import ExporterChoice
+from arb_ternary.config.choice import Choice
 from arb_ternary.config.document import Document
 from arb_ternary.config.options import option
 from arb_ternary.config.overrides import apply_overrides
@@ -24,13 +24,14 @@ from arb_ternary.protocols.runs import Exporter
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.checkpoint_format import write_tensors
 from arb_ternary_train.restore import load_run
+from arb_ternary_train.specs import ExporterSpec
 
 __all__ = ["SafetensorsExporter", "build_safetensors", "export_run"]
 
 
 @frozen(kw_only=True)
 class _Export:
-    exporter: ExporterChoice = option(help="how the model is written")
+    exporter: Choice[ExporterSpec] = option(help="how the model is written")
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:

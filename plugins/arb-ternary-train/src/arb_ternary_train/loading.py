@@ -91,12 +91,11 @@ def _texts(document: Document, key: str) -> list[str]:
 
 
 def _apply_environment(document: Document) -> Document:
-    name = "ARB_TERNARY_BACKEND"
-    value = environment.given().get(name, "").strip()
+    value = environment.BACKEND.read().strip()
     origin = document.origins.get(("backend",))
     if not value or (origin is not None and origin.kind == "override"):
         return document
-    return set_value(document, ("backend",), value, Origin("environment", name))
+    return set_value(document, ("backend",), value, Origin("environment", environment.BACKEND.name))
 
 
 def _load_plugin_files(document: Document, folder: FilePath, plugins: PluginHost) -> Document:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CheckSpec, CommandSpec, ExporterSpec, OptimizerSpec, PhaseSpec, TrackerSpec
+from arb_ternary.specs import CommandSpec, OptimizerSpec, PhaseSpec, Spec
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
 
-ARB_API_VERSION = (1, 3)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation and export"}
+
+
+@hookimpl
+def arb_register_kinds() -> Sequence[type[Spec]]:
+    return (TrackerSpec, ExporterSpec, CheckSpec)
 
 
 @hookimpl

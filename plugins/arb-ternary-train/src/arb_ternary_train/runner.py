@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from arb_ternary import hookspecs
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.plain import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
@@ -191,9 +192,9 @@ def _run(context: RunContext, checkpoint: Checkpoint | None, request: RunRequest
         if checkpoint is None:
             _start(context, request)
         restored = None if checkpoint is None else _restore(context, checkpoint)
-        context.observers.run_start(context)
+        context.observers.call(hookspecs.arb_run_start, context)
         if checkpoint is not None:
-            context.observers.checkpoint_load(context, checkpoint.state["observers"])
+            context.observers.call(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
             reporter.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
         _run_phases(context, restored)
         report = _finish(context)
@@ -201,12 +202,12 @@ def _run(context: RunContext, checkpoint: Checkpoint | None, request: RunRequest
         reporter.stop()
         status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
         try:
-            context.observers.run_end(context, status)
+            context.observers.call(hookspecs.arb_run_end, context, status)
         except ArbError as further:  # what ended the run matters more
             reporter.note(further.what)
         raise
     reporter.stop()
-    context.observers.run_end(context, "finished")
+    context.observers.call(hookspecs.arb_run_end, context, "finished")
     return report
 
 
@@ -254,10 +255,10 @@ def _run_phases(context: RunContext, restored: Phase | None) -> None:
         phase = _build_phase(context) if restored is None else restored
         restored = None
         context.enter_phase(phase)
-        context.observers.phase_start(context, phase.name)
+        context.observers.call(hookspecs.arb_phase_start, context, phase.name)
         result = phase.run(context)
         context.leave_phase(phase, result)
-        context.observers.phase_end(context, phase.name)
+        context.observers.call(hookspecs.arb_phase_end, context, phase.name)
         context.stop_if_requested()
 
 

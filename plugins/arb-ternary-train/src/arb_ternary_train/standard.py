@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
-from arb_ternary.config.choice import Choice, OptimizerChoice
+from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loop import StepReport, TrainingLoop
 from arb_ternary_train.options import LoopOptions
@@ -162,7 +163,7 @@ def attend_to_step(
     context.checkpoint_if_due()
 
 
-def refuse_two_rates(optimizer: Choice, lr: float | None, path: str) -> None:
+def refuse_two_rates(optimizer: Choice[Any], lr: float | None, path: str) -> None:
     """Refuse a rate of float parameters that was written in two places.
 
     Raises:
@@ -175,7 +176,7 @@ def refuse_two_rates(optimizer: Choice, lr: float | None, path: str) -> None:
     ]
     for choice in nested:
         refuse_two_rates(choice, lr, path)
-    trains_float = isinstance(optimizer, OptimizerChoice) and "float" in getattr(optimizer.spec, "accepts", ())
+    trains_float = isinstance(optimizer.spec, OptimizerSpec) and "float" in optimizer.spec.accepts
     if trains_float and not nested and "lr" in optimizer.given:
         raise ConfigError(
             f"{path}: the rate of float parameters is given twice: {lr} here, and {optimizer.options.lr} in the "
@@ -184,7 +185,7 @@ def refuse_two_rates(optimizer: Choice, lr: float | None, path: str) -> None:
         )
 
 
-def _option_names(choice: Choice) -> list[str]:
+def _option_names(choice: Choice[Any]) -> list[str]:
     return [attribute.name for attribute in getattr(type(choice.options), "__attrs_attrs__", ())]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import OptimizerSpec
 
-ARB_API_VERSION = (1, 1)
+ARB_API_VERSION = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,6 +13,7 @@ from typing import Final
 
 from arb_ternary import API_VERSION, __version__
 from arb_ternary.errors import ArbError, UsageProblem, nearest
+from arb_ternary.plugins.discovery import CORE_DISTRIBUTION, announced
 
 __all__ = ["KINDS", "new_plugin"]
 
@@ -82,16 +82,9 @@ def _checked(name: str) -> str:
             "letter, with single hyphens between words",
             suggestion,
         )
-    if f"{PREFIX}{short}" in _taken():
+    if f"{PREFIX}{short}" in {CORE_DISTRIBUTION, *announced().values()}:
         raise UsageProblem(f"{PREFIX}{short} is the name of an existing distribution", "choose another name")
     return short
-
-
-def _taken() -> frozenset[str]:
-    """Distributions of the project itself."""
-    text = files("arb_ternary.plugins").joinpath("known.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(text)
-    return frozenset({f"{PREFIX}core", *(name for section in known.values() for name in section.values())})
 
 
 def _values(short: str, kind: str) -> dict[str, str]:

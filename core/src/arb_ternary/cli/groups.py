@@ -1,0 +1,79 @@
+"""Groups whose commands come from the registry and are imported when they are invoked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem
+from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.registry import Registered
+
+__all__ = ["RegistryGroup", "backends", "plugins"]
+
+
+class RegistryGroup(click.Group):
+    """A click group over registered commands. Its help shows their summaries and imports none of them.
+
+    Args:
+        prefix: what the names of its commands begin with in the registry, with the dot at the end: ``plugins.``. Empty
+            for ``arb`` itself, whose commands have names without a dot.
+        attributes: as for ``click.Group``; commands of the group's own come beside the registered ones.
+    """
+
+    def __init__(self, *, prefix: str = "", **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.prefix = prefix
+
+    def registered(self) -> dict[str, Registered]:
+        """The registered commands of this group by name, sorted."""
+        found = {found.name.removeprefix(self.prefix): found for found in manager().registry.all("command")}
+        return {name: one for name, one in found.items() if one.name == f"{self.prefix}{name}" and "." not in name}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, sorted."""
+        return sorted({*super().list_commands(ctx), *self.registered()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None when there is none of that name."""
+        registered = self.registered().get(cmd_name)
+        return super().get_command(ctx, cmd_name) if registered is None else _import_command(registered)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown name is explained by the registry: nearest name, or what to install."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands and not ctx.resilient_parsing:
+            manager().registry.get("command", f"{self.prefix}{args[0]}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The section "Commands", from the specs."""
+        texts = {name: command.get_short_help_str() for name, command in self.commands.items()}
+        texts |= {name: found.spec.summary for name, found in self.registered().items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(texts.items()))
+
+
+def _import_command(registered: Registered) -> click.Command:
+    described = f"command {registered.name!r} of plugin {manager().registry.record_of(registered).described}"
+    try:
+        command = registered.load()
+    except ArbError:
+        raise
+    except (ImportError, AttributeError) as error:
+        raise EnvironmentProblem(f"{described} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(command, click.Command):
+        raise ComponentError(f"{described}: {registered.spec.target} is {command!r}, which is not a click command")
+    return command
+
+
+@click.group(cls=RegistryGroup, prefix="plugins.")
+def plugins() -> None:
+    """List, inspect, check and write plugins."""
+
+
+@click.group(cls=RegistryGroup, prefix="backends.")
+def backends() -> None:
+    """List the kernel backends and explain the choice."""

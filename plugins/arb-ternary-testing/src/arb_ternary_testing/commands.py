@@ -1,0 +1,36 @@
+"""``arb plugins check`` and ``arb plugins new``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from arb_ternary_testing.scaffold.generate import KINDS, new_plugin
+
+__all__ = ["check", "new"]
+
+
+@click.command("check")
+@click.argument("name")
+@click.option("--kind", metavar="KIND", help="Check only the plugin's components of this kind.")
+def check(name: str, kind: str | None) -> int:
+    """Run the conformance kit on an installed plugin. Exits with 0 when it passes."""
+    from arb_ternary_testing.runner import check_plugin
+
+    return check_plugin(name, kind)
+
+
+@click.command("new")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KINDS), required=True, help="What the plugin provides.")
+@click.option(
+    "--into",
+    "destination",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Folder in which the plugin's folder is made; by default the current one.",
+)
+def new(name: str, kind: str, destination: Path) -> None:
+    """Write a new plugin: a distribution with one component that works, and its tests."""
+    click.echo(new_plugin(name, kind, destination))
