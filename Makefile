@@ -10,7 +10,7 @@ PROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.to
 NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
 
-.PHONY: demo test lint docs generate bench gpu sanitize clean
+.PHONY: demo test lint docs generate bench gpu gpu-compile sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
@@ -51,6 +51,12 @@ gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m "gpu or (interpreted and not slow)"
 	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out plugins/arb-ternary-bench/results/gpu-kernels \
 	  --shapes 1024x1024,2048x2048,4096x4096,11008x4096,8192x16384,16384x16384
+
+# What GPUs would run, compiled without one: every launch of the test kit, every kernel and its spills, for three GPUs.
+gpu-compile: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not interpreted" \
+	  backends/arb-ternary-triton/tests/test_shapes.py backends/arb-ternary-triton/tests/test_compiling.py \
+	  backends/arb-ternary-tilelang/tests/test_compiled.py
 
 # The native kernels and their tests with AddressSanitizer and UndefinedBehaviorSanitizer, and random arguments.
 sanitize: $(VENV)/dev

@@ -13,38 +13,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 from attrs import asdict, frozen
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_triton import casting, flips, layout, products, rows
 from arb_ternary_triton.arguments import packed_columns
 from arb_ternary_triton.gpu import KNOWN
 from arb_ternary_triton.launch import INTERPRETED, Launch, recording
+from arb_ternary_triton.translation import TARGETS, compile_launch
 
-__all__ = ["CASES", "OTHERS", "TARGETS", "Compiled", "call_of", "compile_call", "compile_case", "compile_rest", "main"]
+__all__ = [
+    "CASES",
+    "OPS",
+    "OTHERS",
+    "TARGETS",
+    "Compiled",
+    "call_of",
+    "compile_call",
+    "compile_case",
+    "compile_rest",
+    "launches_of",
+    "main",
+]
 
-TARGETS: Final = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90a": GPUTarget("cuda", 90, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
-_TYPES: Final = {
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-}
 #: Matrix and dot-product instructions, by which a kernel's arithmetic is known.
 _INSTRUCTIONS: Final = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.\w+\.\w+\.\w+\.\w+|mma\.sync\.aligned\.m\w+(?:\.row\.col)?[.\w]*"
@@ -140,19 +136,20 @@ def _flips(scaled: bool, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     return run
 
 
-def _lookup(scaled: bool) -> Callable[[], object]:
+def _lookup(scaled: bool, terms: int = 64, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
-        packed, exponent = _weight(_SHAPE)
-        ids, grad = torch.arange(64), torch.zeros((64, _SIZE), dtype=torch.int8)
-        unit, votes = torch.ones(()), torch.zeros((_SIZE, _SIZE), dtype=torch.int8)
+        packed, exponent = _weight(shape)
+        rows, columns = shape.out_features, shape.in_features
+        ids, grad = torch.arange(terms) % rows, torch.zeros((terms, columns), dtype=torch.int8)
+        unit, votes = torch.ones(()), torch.zeros((rows, columns), dtype=torch.int8)
         held = (unit, packed, votes, torch.zeros_like(exponent))
-        stats, wide = torch.zeros(1 + 2 * _SIZE), torch.zeros((_SIZE, _SHAPE.groups), dtype=torch.int32)
+        stats, wide = torch.zeros(1 + rows + columns), torch.zeros((rows, shape.groups), dtype=torch.int32)
         if scaled:
-            sums, factors = torch.zeros(2 * _SIZE), torch.ones(2 * _SIZE)
-            casting.embedding_scaled_votes(ids, grad, *held, stats, sums, factors, 1024, 2, 1, 2, 3, _SHAPE)
+            sums, factors = torch.zeros(rows + columns), torch.ones(rows + columns)
+            casting.embedding_scaled_votes(ids, grad, *held, stats, sums, factors, 1024, 2, 1, 2, 3, shape)
         else:
-            casting.embedding_votes(ids, grad, *held, wide.to(torch.int16), wide, stats, _SHAPE)
-        return products.embedding(ids, packed, exponent, _SHAPE, torch.bfloat16)
+            casting.embedding_votes(ids, grad, *held, wide.to(torch.int16), wide, stats, shape)
+        return products.embedding(ids, packed, exponent, shape, torch.bfloat16)
 
     return run
 
@@ -196,18 +193,39 @@ def _small() -> object:
 
 
 def call_of(op: str, terms: int, shape: WeightShape, integer: bool) -> Callable[[], object]:
-    """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`."""
+    """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`; see :data:`OPS`."""
     dtype = torch.int8 if integer else torch.bfloat16
+    x = torch.zeros((terms, shape.in_features), dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {
         "linear": _linear(terms, dtype, shape),
         "linear_grad_input": _grad_input(terms, dtype, shape),
         "cast_votes": _votes(terms, dtype, None, shape),
+        "cast_scaled_votes": _votes(terms, dtype, torch.int32 if integer else torch.float32, shape),
+        "embedding_votes": _lookup(False, terms, shape),
+        "embedding_scaled_votes": _lookup(True, terms, shape),
         "apply_votes": _flips(False, shape),
-        "quantize_rows": lambda: rows.quantize_rows(torch.zeros((terms, shape.in_features), dtype=torch.bfloat16)),
+        "apply_scaled_votes": _flips(True, shape),
+        "quantize_rows": lambda: rows.quantize_rows(x),
+        "rms_norm_quantize": lambda: rows.rms_norm_quantize(x, 1e-6),
+        "quantize_gradient": lambda: rows.quantize_gradient(x, 1, 2, 3),
     }
     return calls[op]
 
 
+#: Ops of :func:`call_of`; those of a lookup come with the lookup itself.
+OPS: Final = (
+    "linear",
+    "linear_grad_input",
+    "cast_votes",
+    "cast_scaled_votes",
+    "embedding_votes",
+    "embedding_scaled_votes",
+    "apply_votes",
+    "apply_scaled_votes",
+    "quantize_rows",
+    "rms_norm_quantize",
+    "quantize_gradient",
+)
 _INT8, _BF16 = torch.int8, torch.bfloat16
 #: What is compiled: a name, and a call whose first kernel is the one that takes the time.
 CASES: Final[dict[str, Callable[[], object]]] = {
@@ -258,15 +276,20 @@ def compile_case(case: str, target: str) -> Compiled:
 
 def compile_call(case: str, call: Callable[[], object], target: str) -> Compiled:
     """Compile the first kernel that a call would start, as :func:`compile_case`."""
-    return _compiled(case, _launches(call, target)[0], target)
+    return _compiled(case, launches_of(call, target)[0], target)
 
 
 def compile_rest(case: str, call: Callable[[], object], target: str) -> list[Compiled]:
     """Compile every kernel that a call would start."""
-    return [_compiled(case, launch, target) for launch in _launches(call, target)]
+    return [_compiled(case, launch, target) for launch in launches_of(call, target)]
 
 
-def _launches(call: Callable[[], object], target: str) -> list[Launch]:
+def launches_of(call: Callable[[], object], target: str) -> list[Launch]:
+    """What a call would start on a GPU like the target.
+
+    Raises:
+        RuntimeError: as :func:`compile_case`.
+    """
     if INTERPRETED:
         raise RuntimeError("kernels were made for the interpreter: unset TRITON_INTERPRET to compile them")
     with recording(KNOWN[target.removesuffix("a")]) as launches:
@@ -275,7 +298,7 @@ def _launches(call: Callable[[], object], target: str) -> list[Launch]:
 
 
 def _compiled(case: str, launch: Launch, target: str) -> Compiled:
-    built = _compile(launch, TARGETS[target])
+    built = compile_launch(launch, TARGETS[target])
     text = built.asm["ptx"] if "ptx" in built.asm else built.asm["amdgcn"]
     registers, spills = _resources(built.asm["cubin"]) if "cubin" in built.asm else _amd(text)
     programs = 1
@@ -292,31 +315,6 @@ def _compiled(case: str, launch: Launch, target: str) -> Compiled:
         programs=programs,
         instructions=tuple(sorted(set(_INSTRUCTIONS.findall(text)))),
     )
-
-
-def _compile(launch: Launch, target: GPUTarget) -> Any:
-    """As Triton would: pointers and sizes that are multiples of 16 are known to be, ones are constants."""
-    signature: dict[str, str] = {}
-    constants = dict(launch.constants)
-    multiples: dict[tuple[int], list[list[object]]] = {}
-    fixed = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    for place, (name, value) in enumerate(zip(launch.kernel.arg_names, launch.arguments, strict=False)):
-        if isinstance(value, Tensor):
-            signature[name] = _TYPES[value.dtype]
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        elif value == 1 and name not in fixed:
-            signature[name] = "constexpr"
-            constants[name] = 1
-            continue
-        else:
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0 and name not in fixed):
-            multiples[(place,)] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(launch.constants, "constexpr")
-    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=multiples)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
-    return triton.compile(source, target=target, options=options)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

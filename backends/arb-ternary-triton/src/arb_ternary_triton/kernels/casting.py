@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import draw_at, load_trits, load_votes, store_votes
+from arb_ternary_triton.kernels.common import draw_at, floor_of, load_trits, load_votes, store_votes
 
 __all__ = [
     "lookup_votes_kernel",
@@ -43,7 +43,7 @@ def _float_votes(
     p = tl.minimum(tl.maximum(p, -largest), largest)
     narrowed = noise_shift.to(tl.uint32)
     noise = (bits >> (8 + narrowed)).to(tl.int32) + (((1 << 24) - (1 << (24 - noise_shift))) >> 1)
-    return tl.floor(p + noise.to(tl.float32) * (2.0**-24)).to(tl.int32)
+    return floor_of(p + noise.to(tl.float32) * (2.0**-24))
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def settle_sums_kernel(
     index_C = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     count = tl.where(of_rows, held, columns)
     inside = index_C < count
-    base = part + tl.where(of_rows, 0, row_parts.to(tl.int64) * held)
+    base = part + tl.where(of_rows, 0, tl.cast(row_parts, tl.int64) * held)
     total = tl.zeros((CHUNK,), part.dtype.element_ty)
     for turn in range(0, tl.where(of_rows, row_parts, column_parts)):
         total += tl.load(base + tl.cast(turn, tl.int64) * count + index_C, mask=inside, other=0)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["BLOCK", "draw", "load_trits", "load_votes", "pack_planes", "power_of_two", "store_trits", "store_votes"]
+__all__ = [
+    "BLOCK",
+    "draw",
+    "floor_of",
+    "load_trits",
+    "load_votes",
+    "pack_planes",
+    "power_of_two",
+    "store_trits",
+    "store_votes",
+]
 
 BLOCK = tl.constexpr(128)
 LANES = tl.constexpr(32)
@@ -17,6 +27,13 @@ EMPTY = tl.constexpr(0x55)
 def power_of_two(exponent):
     """Exact float32 ``2**exponent`` for int32 exponents in -126..127."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floor_of(x):
+    """``floor(x)`` in int32, for float32 below 2**31; ``tl.floor`` takes subnormal numbers for 0, negative ones too."""
+    whole = x.to(tl.int32)
+    return whole - (x < whole.to(tl.float32)).to(tl.int32)
 
 
 @triton.jit
@@ -39,7 +56,7 @@ def draw_at(row, column, width, key, next_key, WIDE: tl.constexpr):
         low = draw(index.to(tl.uint32), key)
         return tl.where(index >> 32 == 0, low, draw(index.to(tl.uint32), next_key))
     else:
-        return draw(row.to(tl.uint32) * width.to(tl.uint32) + column.to(tl.uint32), key)
+        return draw(row.to(tl.uint32) * tl.cast(width, tl.uint32) + column.to(tl.uint32), key)
 
 
 @triton.jit

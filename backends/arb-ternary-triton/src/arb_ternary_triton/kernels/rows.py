@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import draw, power_of_two
+from arb_ternary_triton.kernels.common import draw, floor_of, power_of_two
 
 __all__ = ["largest_kernel", "quantize_gradient_kernel", "quantize_rows_kernel"]
 
@@ -32,7 +32,7 @@ def quantize_rows_kernel(x, q, scale, rows, columns, eps, NORM: tl.constexpr, RO
         for first in range(0, columns, CHUNK):
             value = _load(x, row_R, in_rows, first, columns, CHUNK)
             total += value * value
-        mean_R = tl.div_rn(tl.sum(total, axis=1), factor_R * columns.to(tl.float32))
+        mean_R = tl.div_rn(tl.sum(total, axis=1), factor_R * tl.cast(columns, tl.float32))
         factor_R = tl.div_rn(factor_R, tl.sqrt_rn(mean_R + eps))
     largest = tl.zeros((ROWS, CHUNK), tl.float32)
     bad = tl.zeros((ROWS, CHUNK), tl.int32)
@@ -83,8 +83,8 @@ def quantize_gradient_kernel(grad, largest, q, scale, count, key, next_key, WIDE
     if WIDE:
         hashed = tl.where(index_C >> 32 == 0, hashed, draw(index_C.to(tl.uint32), next_key))
     noise = (hashed >> 8).to(tl.float32) * (2.0**-24)
-    rounded = tl.floor(tl.div_rn(value, s + tl.zeros((CHUNK,), tl.float32)) + noise)
-    rounded = tl.minimum(tl.maximum(rounded, -127.0), 127.0)
+    rounded = floor_of(tl.div_rn(value, s + tl.zeros((CHUNK,), tl.float32)) + noise)
+    rounded = tl.minimum(tl.maximum(rounded, -127), 127)
     # A NaN, like a gradient without a usable maximum, gives 0 and not the rounding of the noise.
     fine = usable & (tl.load(grad + index_C, mask=inside, other=0.0).to(tl.float32) == value)
-    tl.store(q + index_C, tl.where(fine, rounded, 0.0).to(tl.int8), mask=inside)
+    tl.store(q + index_C, tl.where(fine, rounded, 0).to(tl.int8), mask=inside)

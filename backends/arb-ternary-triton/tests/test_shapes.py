@@ -1,0 +1,122 @@
+"""The launches of small shapes and of the kit's suite, compiled for GPUs that need not be there.
+
+Triton's interpreter takes what its compiler refuses: there an integer argument that equals 1 is a tensor like others,
+while the compiler makes a constant of it, which has no methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from arb_ternary.backends import reference
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary_testing import BackendSuite
+from arb_ternary_triton import backend
+from arb_ternary_triton.arguments import packed_columns, vote_columns
+from arb_ternary_triton.compiling import OPS, call_of, launches_of
+from arb_ternary_triton.gpu import KNOWN
+from arb_ternary_triton.launch import INTERPRETED, Launch, recording
+from arb_ternary_triton.translation import TARGETS, Specialised, compile_launch, specialise, translate
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="kernels were made for the interpreter: unset TRITON_INTERPRET")
+
+#: ``(M, N, K)`` whose sizes, numbers of groups and numbers of tiles are ones here and there.
+SIZES: Final = ((1, 1, 1), (2, 5, 1), (3, 1, 9), (16, 64, 256))
+#: The target of what is compiled for one only.
+TARGET: Final = "sm_90a"
+#: What this process compiled, by target, and what it only translated.
+_known: set[tuple[str, bool, Specialised]] = set()
+
+
+def _build(launches: Iterable[Launch], target: str, *, whole: bool) -> None:
+    """Translate the launches that are new, and compile them if the ``whole`` way is wanted."""
+    for launch in launches:
+        one = specialise(launch)
+        if (target, whole, one) not in _known:
+            if whole:
+                compile_launch(launch, TARGETS[target])
+            else:
+                translate(one, TARGETS[target])
+            _known.add((target, whole, one))
+
+
+@pytest.mark.parametrize(
+    "target", [pytest.param(each, marks=() if each == TARGET else pytest.mark.slow) for each in TARGETS]
+)
+@pytest.mark.parametrize("group_size", [32, 0], ids=["groups of 32", "rows"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_op_is_translated_for_sizes_of_one(sizes: tuple[int, int, int], group_size: int, target: str) -> None:
+    terms, rows, columns = sizes
+    shape = WeightShape(rows, columns, group_size or columns)
+    for op in OPS:
+        for integer in (True, False):
+            launches = launches_of(call_of(op, terms, shape, integer), target)
+            assert launches
+            _build(launches, target, whole=False)
+
+
+@pytest.mark.parametrize("name", ["quantize_gradient", "cast_scaled_votes", "rms_norm_quantize"])
+def test_exact_kernels_neither_drop_subnormal_numbers_nor_fuse_nor_approximate(name: str) -> None:
+    for integer in (True, False) if name == "cast_scaled_votes" else (True,):
+        for launch in launches_of(call_of(name, 16, WeightShape(16, 64, 32), integer), TARGET):
+            ptx = compile_launch(launch, TARGETS[TARGET]).asm["ptx"]
+            inexact = set(re.findall(r"\S*\.ftz\S*|fma\.\S*|\S+\.approx\S*|div\.full\S*", ptx))
+            assert not inexact, launch.kernel.__name__
+
+
+# --- the kit's suite -------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Recorded:
+    """The torch backend, whose results the suite is content with; each call is recorded as one of ours beside it."""
+
+    name: str = "triton, recorded"
+    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
+    kernels: dict[str, Callable[..., Any]] = field(factory=dict)
+
+
+def _in_our_layout(name: str, value: Any, shape: WeightShape | None) -> Any:
+    """An argument for a kernel that reads and writes nothing: a copy, in our layout where that differs."""
+    if not isinstance(value, Tensor):
+        return value
+    if shape is not None and name == "packed":
+        return torch.zeros(shape.out_features, packed_columns(shape.in_features), dtype=torch.uint8)
+    if shape is not None and name == "votes":
+        dtype = torch.int8 if shape.vote_bits == 8 else torch.uint8
+        return torch.zeros(shape.out_features, vote_columns(shape.in_features, shape.vote_bits), dtype=dtype)
+    return value.clone()
+
+
+def _recorded(op: str, ours: Callable[..., Any], wanted: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        bound = inspect.signature(ours).bind(*arguments, **options)
+        shape = bound.arguments.get("shape")
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = _in_our_layout(name, value, shape)
+        # What is wrong with the arguments is for the torch backend to say, or not.
+        with recording(KNOWN["sm_90"]) as launches, contextlib.suppress(IndexError, ValueError, TypeError):
+            ours(*bound.args, **bound.kwargs)
+        for target in TARGETS:
+            _build(launches, target, whole=target == TARGET)
+        return wanted(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.slow
+class TestEveryLaunch(BackendSuite):
+    """Compiled to the end for one GPU, and translated for all."""
+
+    def make_backend(self) -> KernelBackend:
+        torch_kernels, ours = reference.build().kernels, backend.build().kernels
+        return _Recorded(kernels={op: _recorded(op, ours[op], torch_kernels[op]) for op in ours})
