@@ -104,7 +104,7 @@ def config_page() -> str:
 
     parts = [
         "# Config keys",
-        "Configs are YAML or TOML. A component is its name (`masking: causal`) or a mapping with its name and options "
+        "Configs are YAML. A component is its name (`masking: causal`) or a mapping with its name and options "
         "(`optimizer: {name: adamw, lr: 0.002}`). An unknown key is an error. `arb config new` writes a commented "
         "file, `arb config show --origin` prints what takes effect, `arb config schema` prints the JSON Schema.",
         "## Top level",
@@ -112,7 +112,7 @@ def config_page() -> str:
     ]
     for kind, spec in kinds().items():
         noun = spec.noun
-        if kind in ("backend", "command", "recipe"):
+        if kind in ("backend", "command", "recipe", "document", "starter"):
             continue
         parts.append(f'## {noun[0].upper()}{noun[1:]} {{ id="{kind}" }}')
         for found in components(kind):
@@ -142,14 +142,13 @@ def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def default_text(field: Any) -> str:
     """The default as a file would spell it."""
-    from arb_ternary.config.plain import to_plain
     from arb_ternary.config.yaml_document import dump_inline
 
     if field.required:
         return "required"
-    if attrs.has(field.type) and field.default_choice is None:
+    if attrs.has(field.type) and isinstance(field.default, dict):
         return "as below"
-    return f"`{dump_inline(field.default_choice or to_plain(field.default_for(None)))}`"
+    return f"`{dump_inline(field.default)}`"
 
 
 def help_text(field: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arb_ternary.config.plain import to_plain
+from arb_ternary.config.fields import to_plain
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 

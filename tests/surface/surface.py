@@ -147,7 +147,7 @@ def _config_keys() -> Iterator[str]:
     structure = _import("arb_ternary.config.structure")
     yield from _keys(_import("arb_ternary_train.config").RunConfig, "")
     for kind in _kinds():
-        if kind in ("backend", "command", "recipe"):
+        if kind in ("backend", "command", "recipe", "document", "starter"):
             continue
         for found in _registered(kind):
             cls = structure.options_class(found.spec)
@@ -158,7 +158,6 @@ def _config_keys() -> Iterator[str]:
 def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
     fields = _import("arb_ternary.config.fields")
     describe = _import("arb_ternary.config.describe")
-    plain = _import("arb_ternary.config.plain")
     yaml = _import("arb_ternary.config.yaml_document")
     for field in fields.config_fields(cls):
         nested = isinstance(field.type, type) and attrs.has(field.type) and not describe.is_choice(field.type)
@@ -167,8 +166,7 @@ def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
         elif field.required:
             yield f"{prefix}{field.key} (required)"
         else:
-            default = field.default_choice or plain.to_plain(field.default_for(None))
-            yield f"{prefix}{field.key} = {yaml.dump_inline(default)}"
+            yield f"{prefix}{field.key} = {yaml.dump_inline(field.default)}"
 
 
 def main() -> None:

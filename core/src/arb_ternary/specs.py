@@ -189,24 +189,30 @@ class DocumentSpec(Spec):
     """A kind of config file. Target: ``(path, overrides: Sequence[str]) -> LoadedConfig``; ``config``: its root class.
 
     The root class says what the file may hold, so ``config`` is required here.
+
+    Attributes:
+        command: what such a file is for, without the file's name: ``arb train``.
     """
 
     kind, hook, noun = "document", "arb_register_documents", "kind of config file"
 
     config: str = field(validator=[instance_of(str), _target])
+    command: str = field(validator=instance_of(str))
 
 
 @frozen(kw_only=True)
 class StarterSpec(Spec):
-    """A config to start from. Target: a mapping of settings, or a callable that returns one.
+    """A config to start from. Target: a mapping of settings.
 
     Attributes:
         document: name of the kind of config file that the settings are for.
+        priority: listings begin with the highest, and it is what ``arb config new`` writes when none is named.
     """
 
     kind, hook, noun = "starter", "arb_register_starters", "starter config"
 
     document: str = field(default="run", validator=[instance_of(str), _name])
+    priority: int = field(default=10, validator=instance_of(int))
 
 
 #: The kinds of the core.

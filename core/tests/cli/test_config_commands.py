@@ -1,4 +1,4 @@
-"""``arb config``."""
+"""``arb config``, on kinds of config files and templates that fake plugins bring."""
 
 from __future__ import annotations
 
@@ -12,15 +12,99 @@ from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.config_commands import config
 from arb_ternary.cli.main import main
-from arb_ternary.config.starter import TEMPLATES
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary.errors import ConfigError
+from arb_ternary.errors import ConfigError, UsageProblem
+
+#: A plugin with the kind of config file NAME, whose top level is `Study`, two optimizers and two templates.
+PLUGIN = """
+from attrs import evolve, frozen
+
+from arb_ternary import hookimpl
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.loading import load_as
+from arb_ternary.config.options import non_negative, option, positive
+from arb_ternary.specs import DocumentSpec, OptimizerSpec, StarterSpec
+
+ARB_API_VERSION = (1, 0)
+
+SHORT = {"optimizer": {"name": "slow"}, "steps": 10}
+LONG = {"optimizer": {"name": "quick", "lr": 0.5}, "steps": 1000}
+
+
+@frozen(kw_only=True)
+class Quick:
+    lr: float = option(0.1, "rate", validator=positive)
+
+
+@frozen(kw_only=True)
+class Study:
+    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    steps: int = option(help="how long")
+    optimizer: OptimizerChoice = option(help="how it learns")
+
+
+def load(path, overrides):
+    loaded = load_as(Study, path, overrides)
+    return evolve(loaded, summary=f"{loaded.config.steps} steps")
+
+
+@hookimpl
+def arb_register_optimizers():
+    accepts = frozenset({"float"})
+    slow = OptimizerSpec(name="slow", target="fake_NAME:load", accepts=accepts)
+    return [slow, OptimizerSpec(name="quick", target="fake_NAME:load", config="fake_NAME:Quick", accepts=accepts)]
+
+
+@hookimpl
+def arb_register_documents():
+    return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study", command="arb do")]
+
+
+@hookimpl
+def arb_register_starters():
+    return [
+        StarterSpec(name="long", target="fake_NAME:LONG", document="NAME", summary="A long one."),
+        StarterSpec(name="short", target="fake_NAME:SHORT", document="NAME", summary="A short one.", priority=20),
+    ]
+"""
+
+#: A plugin that brings one more kind of config file, and nothing else.
+OTHER = """
+from attrs import frozen
+
+from arb_ternary import hookimpl
+from arb_ternary.config.loading import load_as
+from arb_ternary.config.options import option
+from arb_ternary.specs import DocumentSpec
+
+ARB_API_VERSION = (1, 0)
+
+
+@frozen
+class Other:
+    size: int = option(1, "a size")
+
+
+def load(path, overrides):
+    return load_as(Other, path, overrides)
+
+
+@hookimpl
+def arb_register_documents():
+    return [DocumentSpec(name="other", target="fake_other:load", config="fake_other:Other", command="arb other")]
+"""
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ARB_TERNARY_BACKEND", raising=False)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def study(install_plugin: Any) -> None:
+    install_plugin("study", PLUGIN.replace("NAME", "study"))
 
 
 def run(*arguments: str) -> Result:
@@ -38,92 +122,99 @@ def new(*arguments: str) -> Path:
     return Path("arb.yaml")
 
 
+# --- new -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
 def test_new_writes_a_starter_config_that_validates() -> None:
-    assert output("new") == "arb.yaml: written; run it with: arb train arb.yaml\n"
-    assert output("validate", "arb.yaml") == "arb.yaml: valid: decoder on shakespeare, scaled_votes, phases standard\n"
+    assert output("new") == "arb.yaml: written; run it with: arb do arb.yaml\n"
+    assert output("validate", "arb.yaml") == "arb.yaml: valid: 10 steps\n"
 
 
+@pytest.mark.usefixtures("study")
 def test_new_takes_a_path_and_a_template() -> None:
-    assert (
-        output("new", "--template", "float", "mine.yml", "--json")
-        == '{\n  "path": "mine.yml",\n  "template": "float"\n}\n'
-    )
-    assert read_yaml(Path("mine.yml").read_text(), "mine.yml").data["optimizer"]["name"] == "adamw"
+    written = output("new", "--template", "long", "mine.yml", "--json")
+    assert written == '{\n  "path": "mine.yml",\n  "template": "long"\n}\n'
+    assert read_yaml(Path("mine.yml").read_text(), "mine.yml").data["optimizer"]["name"] == "quick"
 
 
+@pytest.mark.usefixtures("study")
 def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("arb.yaml").write_text("precious")
     assert main(["config", "new"]) == 2
     assert capsys.readouterr().err == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
     assert Path("arb.yaml").read_text() == "precious"
     new("--force")
-    assert Path("arb.yaml").read_text().startswith(f"# {TEMPLATES['small'].summary}")
+    assert Path("arb.yaml").read_text().startswith("# A short one.")
 
 
+@pytest.mark.usefixtures("study")
 def test_new_writes_yaml_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "arb.toml"]) == 2
     assert capsys.readouterr().err == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
 
 
+@pytest.mark.usefixtures("study")
 def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "new", "no/such/arb.yaml"]) == 2
     assert capsys.readouterr().err == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
 
 
+@pytest.mark.usefixtures("study")
 def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "new", "--template", "smal"]) == 2
-    assert capsys.readouterr().err.startswith("error: no template is called 'smal'; did you mean 'small'?\n  small: ")
+    assert main(["config", "new", "--template", "shrt"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  long: A long one.\n"
+    )
     assert not Path("arb.yaml").exists()
 
 
-def test_new_lists_the_templates() -> None:
-    lines = output("new", "--list").splitlines()
-    assert [line.split()[0] for line in lines] == ["template", *TEMPLATES]
-    listed = json.loads(output("new", "--list", "--json"))
-    assert listed == [{"name": name, "summary": each.summary} for name, each in TEMPLATES.items()]
+@pytest.mark.usefixtures("study")
+def test_new_lists_the_templates_the_default_first() -> None:
+    assert [line.split()[0] for line in output("new", "--list").splitlines()] == ["template", "short", "long"]
+    assert json.loads(output("new", "--list", "--json")) == [
+        {"name": "short", "summary": "A short one."},
+        {"name": "long", "summary": "A long one."},
+    ]
     assert not Path("arb.yaml").exists()
 
 
+# --- validate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
 def test_validate_prints_every_fault_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    path = new()
-    path.write_text(path.read_text().replace("  steps: 1000", "  stepz: 1000"))
-    line = path.read_text().splitlines().index(next(x for x in path.read_text().splitlines() if "stepz" in x)) + 1
+    Path("arb.yaml").write_text("stepz: 1\nsteps: 3\noptimizer: slow\n")
     assert main(["config", "validate", "arb.yaml", "-o", "sed=1"]) == 2
     assert capsys.readouterr().err == (
         "error: arb.yaml: 2 faults\n"
-        f"arb.yaml:{line}: phases[0].stepz: unknown key; did you mean 'steps'?\n"
+        "arb.yaml:1: stepz: unknown key; did you mean 'steps'?\n"
         "-o sed=1: sed: unknown key; did you mean 'seed'?\n"
     )
 
 
+@pytest.mark.usefixtures("study")
 def test_validate_prints_faults_as_json_with_the_same_exit_code() -> None:
     new()
     result = run("validate", "arb.yaml", "--json", "-o", "sed=1")
     assert result.exit_code == 2
-    assert json.loads(result.output) == {
-        "path": "arb.yaml",
-        "valid": False,
-        "faults": [
-            {
-                "where": "-o sed=1",
-                "path": "sed",
-                "message": "unknown key; did you mean 'seed'?",
-                "hint": "",
-            }
-        ],
-    }
+    fault = {"where": "-o sed=1", "path": "sed", "message": "unknown key; did you mean 'seed'?", "hint": ""}
+    assert json.loads(result.output) == {"path": "arb.yaml", "valid": False, "faults": [fault]}
     assert json.loads(output("validate", "arb.yaml", "--json")) == {"path": "arb.yaml", "valid": True, "faults": []}
 
 
-def test_validate_exits_with_3_when_only_something_is_not_installed() -> None:
-    new()
-    result = run("validate", "arb.yaml", "--json", "-o", "requires=[no-such-thing]")
+def test_validate_exits_with_3_when_only_something_is_not_installed(install_plugin: Any) -> None:
+    lost = PLUGIN.replace("NAME", "study").replace('config="fake_study:Quick"', 'config="no_such_module:Quick"')
+    install_plugin("study", lost)
+    Path("arb.yaml").write_text("steps: 3\noptimizer: quick\n")
+    result = run("validate", "arb.yaml", "--json")
     assert result.exit_code == 3
     (fault,) = json.loads(result.output)["faults"]
-    assert fault["message"] == "no-such-thing is not installed"
-    assert fault["hint"] == "pip install 'no-such-thing'"
+    assert (fault["where"], fault["path"]) == ("arb.yaml:2", "optimizer")
+    assert "no_such_module" in fault["message"]
 
 
+@pytest.mark.usefixtures("study")
 def test_validate_of_an_absent_file_exits_with_2() -> None:
     result = run("validate", "absent.yaml")
     assert isinstance(result.exception, ConfigError)
@@ -132,44 +223,90 @@ def test_validate_of_an_absent_file_exits_with_2() -> None:
     assert json.loads(result.output)["faults"][0]["message"] == "absent.yaml: no such file"
 
 
+# --- show and schema -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
 def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
-    new()
+    new("--template", "long")
     shown = read_yaml(output("show", "arb.yaml", "-o", "seed=7"), "shown").data
-    assert shown["seed"] == 7
-    assert shown["checkpoint"] == {"every": 200, "keep": 3}
-    assert "given" not in shown["model"]
+    assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
     assert json.loads(output("show", "arb.yaml", "-o", "seed=7", "--json")) == shown
 
 
-def test_show_origin_says_where_each_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARB_TERNARY_BACKEND", "torch")
-    text = Path(new()).read_text().splitlines()
-    line = next(number for number, each in enumerate(text, 1) if each.startswith("  width: 128"))
+@pytest.mark.usefixtures("study")
+def test_show_origin_says_where_each_value_comes_from() -> None:
+    Path("arb.yaml").write_text("steps: 3\noptimizer:\n  name: quick\n  lr: 0.25\n")
     rows = {
         row["path"]: (row["value"], row["origin"])
-        for row in json.loads(output("show", "arb.yaml", "--origin", "--json", "-o", "phases.0.steps=300"))
+        for row in json.loads(output("show", "arb.yaml", "--origin", "--json", "-o", "steps=300"))
     }
-    assert rows["model.width"] == (128, f"arb.yaml:{line}")
-    assert rows["phases[0].steps"] == (300, "-o phases.0.steps=300")
-    assert rows["seed"] == (0, "default")
-    assert rows["backend"] == ("torch", "ARB_TERNARY_BACKEND")
+    assert rows == {
+        "seed": (0, "default"),
+        "steps": (300, "-o steps=300"),
+        "optimizer.name": ("quick", "arb.yaml:3"),
+        "optimizer.lr": (0.25, "arb.yaml:4"),
+    }
     plain = output("show", "arb.yaml", "--origin").splitlines()
     assert plain[0].split() == ["setting", "value", "origin"]
-    assert next(row for row in plain if row.startswith("model.width")).split() == [
-        "model.width",
-        "128",
-        f"arb.yaml:{line}",
+    assert next(row for row in plain if row.startswith("optimizer.lr")).split() == [
+        "optimizer.lr",
+        "0.25",
+        "arb.yaml:4",
     ]
 
 
+@pytest.mark.usefixtures("study")
 def test_schema_describes_every_installed_component() -> None:
     schema: Any = json.loads(output("schema"))
     Draft202012Validator.check_schema(schema)
-    assert schema["$defs"]["optimizer.adamw"]["properties"]["name"] == {"const": "adamw"}
+    assert schema["$defs"]["optimizer.quick"]["properties"]["name"] == {"const": "quick"}
     compact = output("schema", "--json")
     assert compact.count("\n") == 1
     assert json.loads(compact) == schema
-    new()
-    data = read_yaml(Path("arb.yaml").read_text(), "arb.yaml").data
+    data = read_yaml(new().read_text(), "arb.yaml").data
     assert Draft202012Validator(schema).is_valid(data)
     assert not Draft202012Validator(schema).is_valid({**data, "sed": 1})
+
+
+# --- kinds of config files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("install_plugin")
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["new"], "no template is installed"),
+        (["new", "--list"], "no template is installed"),
+        (["validate", "arb.yaml"], "no kind of config file is installed"),
+        (["show", "arb.yaml"], "no kind of config file is installed"),
+        (["schema"], "no kind of config file is installed"),
+    ],
+)
+def test_the_core_alone_says_what_to_install(
+    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *arguments]) == 3
+    assert capsys.readouterr().err == f"error: {what}\n  pip install arb-ternary\n"
+
+
+def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> None:
+    install_plugin("other", OTHER)
+    install_plugin("run", PLUGIN.replace("NAME", "run"))
+    Path("arb.yaml").write_text("steps: 3\noptimizer: slow\n")
+    Path("other.yaml").write_text("size: 2\n")
+    assert output("validate", "arb.yaml") == "arb.yaml: valid: 3 steps\n"
+    assert output("validate", "--document", "other", "other.yaml") == "other.yaml: valid\n"
+    assert output("show", "--document", "other", "other.yaml") == "{size: 2}\n"
+    assert list(json.loads(output("schema", "--document", "other"))["properties"]) == ["size"]
+    result = run("validate", "--document", "othr", "other.yaml")
+    assert isinstance(result.exception, UsageProblem)
+    assert "did you mean 'other'?" in result.exception.hint
+
+
+def test_of_several_kinds_without_a_usual_one_one_has_to_be_named(install_plugin: Any) -> None:
+    install_plugin("other", OTHER)
+    install_plugin("study", PLUGIN.replace("NAME", "study"))
+    result = run("schema")
+    assert isinstance(result.exception, UsageProblem)
+    assert result.exception.what == "--document: name the kind of config file: other, study"

@@ -9,12 +9,28 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs.validators import ge, in_
 
-from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.options import default_choice, fraction, non_negative, one_of, option, optional, positive
+from arb_ternary.config.choice import Choice, DataChoice, MaskingChoice, ModelChoice, OptimizerChoice, PhaseChoice
+from arb_ternary.config.options import (
+    Rule,
+    default_choice,
+    fraction,
+    non_negative,
+    one_of,
+    option,
+    optional,
+    positive,
+)
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.specs import CheckSpec, DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, TrackerSpec
+from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec
 
 MODULE = "arb_config_test_components"
+
+
+@frozen(kw_only=True)
+class RuleSpec(Spec):
+    """A kind of component that is not the core's."""
+
+    kind, hook, noun = "rule", "arb_register_rules", "rule"
 
 
 @frozen(kw_only=True)
@@ -32,7 +48,7 @@ class Wrapper:
 
 
 @frozen(kw_only=True)
-class Decoder:
+class Stack:
     width: int = option(64, "features", validator=positive)
     heads: int = option(4, "heads", validator=positive)
     group_size: Literal[32, 64, "row"] = option(32, "group size")
@@ -96,6 +112,45 @@ class OddType:
     value: set[int] = option(help="a type that options cannot have", factory=set)
 
 
+@frozen(kw_only=True)
+class Saving:
+    every: int = option(
+        200,
+        "steps between two files; 0 = only at the end, when everything that was asked for has run",
+        validator=non_negative,
+    )
+    keep: int = option(3, "how many stay", validator=positive)
+
+
+@frozen(kw_only=True)
+class Study:
+    """The top level of a file."""
+
+    name: str = option(
+        "study", "what it is called", validator=Rule("short", lambda value: len(value) < 9, {"maxLength": 8})
+    )
+    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    data: DataChoice = option(help="where it comes from")
+    model: ModelChoice = option(help="the network")
+    masking: MaskingChoice = default_choice("shift", "what is hidden")
+    optimizer: OptimizerChoice = option(help="how the model learns")
+    phases: tuple[PhaseChoice, ...] = option(
+        help="what is done, in order", validator=Rule("a list of at least one item", bool, {"minItems": 1})
+    )
+    rules: tuple[Choice[RuleSpec], ...] = option((), "what must hold")
+    saving: Saving = option(help="when files are written", factory=Saving)
+
+
+SETTINGS = {
+    "data": "letters",
+    "model": {"name": "stack", "width": 32},
+    "optimizer": {"name": "wrapper", "inner": {"name": "adam", "lr": 0.5}},
+    "phases": [{"name": "standard", "steps": 7}, {"name": "standard", "steps": 8}],
+    "rules": ["pure"],
+    "saving": {"every": 5},
+}
+
+
 @frozen
 class Registered:
     spec: Spec
@@ -122,14 +177,13 @@ SPECS = (
     _spec(OptimizerSpec, "lost", "no_such_module:Config", **_FLOAT),
     _spec(OptimizerSpec, "no_class", "Nothing", **_FLOAT),
     _spec(OptimizerSpec, "not_attrs", "build_adam", **_FLOAT),
-    _spec(ModelSpec, "decoder", "Decoder"),
+    _spec(ModelSpec, "stack", "Stack"),
     _spec(ModelSpec, "everything", "Everything"),
     _spec(ModelSpec, "bare", None),
-    _spec(DataSpec, "shakespeare", None),
-    _spec(MaskingSpec, "causal", None),
+    _spec(DataSpec, "letters", None),
+    _spec(MaskingSpec, "shift", None),
     _spec(PhaseSpec, "standard", "Standard"),
-    _spec(TrackerSpec, "csv", None),
-    _spec(CheckSpec, "pure", None),
+    _spec(RuleSpec, "pure", None),
 )
 
 
@@ -152,18 +206,3 @@ class FakeRegistry:
 
     def names(self, kind: str) -> tuple[str, ...]:
         return tuple(sorted(name for each, name in self.specs if each == kind))
-
-
-class FakePlugins:
-    """As the plugin manager; remembers the files that it was asked to load."""
-
-    def __init__(self) -> None:
-        self.registry = FakeRegistry()
-        self.files: list[Path] = []
-
-    def load_file(self, path: Path) -> None:
-        if "broken" in path.name:
-            raise EnvironmentProblem(f"plugin file {path.name}: failed")
-        if not path.is_file():
-            raise UsageProblem(f"plugin file {path.name}: no such file")
-        self.files.append(path)

@@ -26,16 +26,6 @@ def _load() -> ModuleType:
 _load()
 
 
-@pytest.fixture(autouse=True)
-def _no_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ARB_TERNARY_BACKEND", raising=False)
-
-
-@pytest.fixture
-def plugins() -> Any:
-    return sys.modules[_NAME].FakePlugins()
-
-
 @pytest.fixture
 def registry() -> Any:
     return sys.modules[_NAME].FakeRegistry()

@@ -9,21 +9,21 @@ import arb_config_test_components as components
 import pytest
 from jsonschema import Draft202012Validator
 
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import InvalidConfig
-from arb_ternary.config.plain import to_plain
+from arb_ternary.config.fields import to_plain
 from arb_ternary.config.schema import json_schema
-from arb_ternary_train.loading import structure_run
+from arb_ternary.config.structure import structure
+from arb_ternary.config.yaml_document import Document
 
 REGISTRY = components.FakeRegistry(
     [spec for spec in components.SPECS if spec.name not in ("reserved", "unresolvable", "odd_type", "no_class")]
 )
-SCHEMA = json_schema(REGISTRY)
+SCHEMA = json_schema(components.Study, REGISTRY)
 
 
 def base(**changes: Any) -> dict[str, Any]:
     return {
-        "data": "shakespeare",
+        "data": "letters",
         "model": {"name": "everything"},
         "optimizer": "adam",
         "phases": [{"name": "standard", "steps": 1}],
@@ -38,7 +38,7 @@ def model(**options: Any) -> dict[str, Any]:
 GOOD = [
     base(),
     base(optimizer={"name": "wrapper", "inner": {"name": "wrapper", "limits": {"3": 0.5}}, "others": ["sgd"]}),
-    base(device="cuda:1", name="a.b", seed=3, checkpoint={"every": 0}),
+    base(name="a.b", seed=3, saving={"every": 0}),
     base(phases=[{"name": "standard", "steps": 1, "lr": None, "share": 1}]),
     model(window="all", either=None, maybe={"size": 2}, table={"x": {}}, rows=[{}], shape={"size": 1}, anything=[1]),
     model(window=3, ranks={"a": 1}, path="x", level=3),
@@ -46,18 +46,17 @@ GOOD = [
 BAD = [
     {},
     base(extra=1),
-    base(model="decoderr"),
+    base(model="stackk"),
     base(model={"width": 3}),
-    base(model={"name": "decoder", "widht": 3}),
-    base(model={"name": "decoder", "width": 0}),
-    base(model={"name": "decoder", "width": "3"}),
+    base(model={"name": "stack", "widht": 3}),
+    base(model={"name": "stack", "width": 0}),
+    base(model={"name": "stack", "width": "3"}),
     base(optimizer={"name": "sgd", "lr": 1}),
     base(optimizer={"name": "adam", "betas": [1]}),
     base(optimizer={"name": "adam", "given": ["x"]}),
     base(optimizer={"name": "wrapper", "inner": {"name": "adam", "rl": 1}}),
     base(optimizer={"name": "wrapper", "limits": {"x": 1}}),
-    base(device="gpu"),
-    base(name="a/b"),
+    base(name="much too long"),
     base(seed=-1),
     base(phases=[]),
     base(phases=["standard"]),
@@ -65,7 +64,7 @@ BAD = [
     base(phases=[{"name": "standard", "steps": 1, "lr": 0}]),
     base(phases=[{"name": "standard", "steps": 1, "share": 1.5}]),
     base(phases=[{"name": "standard", "steps": 1, "every": -1}]),
-    base(checkpoint={"keep": 0}),
+    base(saving={"keep": 0}),
     model(window="some"),
     model(level=4),
     model(words="a"),
@@ -81,7 +80,7 @@ def accepts(data: Any) -> bool:
 
 def loads(data: Any) -> bool:
     try:
-        structure_run(Document(data), REGISTRY)
+        structure(components.Study, Document(data), REGISTRY)
     except InvalidConfig:
         return False
     return True
@@ -107,7 +106,7 @@ def test_the_schema_refuses_what_does_not_load(data: Any) -> None:
 
 @pytest.mark.parametrize("data", GOOD, ids=range(len(GOOD)))
 def test_the_schema_accepts_a_resolved_config(data: Any) -> None:
-    plain = to_plain(structure_run(Document(data), REGISTRY).config)
+    plain = to_plain(structure(components.Study, Document(data), REGISTRY))
     assert accepts(json.loads(json.dumps(plain)))
 
 
@@ -121,13 +120,13 @@ def test_options_have_their_help_and_their_default() -> None:
         "default": 0.001,
     }
     assert adam["description"] == "the adam"
-    assert SCHEMA["properties"]["masking"]["default"] == "causal"
+    assert SCHEMA["properties"]["masking"]["default"] == "shift"
     assert "default" not in SCHEMA["properties"]["data"]
 
 
 def test_a_component_is_a_bare_name_only_where_it_needs_no_options() -> None:
     assert SCHEMA["$defs"]["phase"]["anyOf"][0] == {"enum": []}
-    assert SCHEMA["$defs"]["model"]["anyOf"][0] == {"enum": ["bare", "decoder", "everything"]}
+    assert SCHEMA["$defs"]["model"]["anyOf"][0] == {"enum": ["bare", "everything", "stack"]}
 
 
 def test_a_component_whose_options_cannot_be_imported_accepts_any() -> None:

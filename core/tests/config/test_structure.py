@@ -9,9 +9,9 @@ import arb_config_test_components as components
 import pytest
 
 from arb_ternary.config.choice import ModelChoice, OptimizerChoice
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig
 from arb_ternary.config.structure import structure
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ComponentError, EnvironmentProblem
 
 
@@ -118,7 +118,7 @@ def test_a_tuple_of_fixed_length_has_that_length(faults: Any) -> None:
     assert faults(components.Adam, {"betas": [0.9, "x"]}) == ["betas[1]: must be a number, not 'x' (text)"]
 
 
-def test_number_keys_may_be_text_as_in_toml(registry: Any, faults: Any) -> None:
+def test_number_keys_may_be_text_as_those_of_overrides_are(registry: Any, faults: Any) -> None:
     found = structure(components.Wrapper, Document({"limits": {"10": 0.5, 20: 1}, "inner": "sgd"}), registry)
     assert found.limits == {10: 0.5, 20: 1.0}
     assert faults(components.Wrapper, {"limits": {"x": 1}}) == ["limits.x: must be a whole number, not 'x' (text)"]
@@ -129,14 +129,14 @@ def test_all_faults_are_reported_at_once_validators_included(faults: Any) -> Non
     assert faults(components.Standard, data) == [
         "stesp: unknown key; did you mean 'steps'?",
         "steps: is required",
-        "every: must be a whole number, not 'x' (text)",
         "lr: must be greater than 0, not -1.0",
         "share: must be between 0 and 1, not 2.0",
+        "every: must be a whole number, not 'x' (text)",
     ]
 
 
 def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: Any) -> None:
-    assert faults(components.Decoder, {"width": 65}) == [
+    assert faults(components.Stack, {"width": 65}) == [
         "width: must be a multiple of 'heads'; 65 is not a multiple of 4"
     ]
 

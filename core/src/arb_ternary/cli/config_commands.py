@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem
+from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.missing import USUAL_PARTS
+from arb_ternary.specs import DocumentSpec, StarterSpec, resolve
 
-__all__ = ["config", "overrides"]
+if TYPE_CHECKING:
+    from arb_ternary.config.loading import LoadedConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["config"]
 
+#: The kind of config file that is meant where several are installed and none is named.
+_USUAL = "run"
 
-def overrides(command: F) -> F:
-    """``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for ``load_config``."""
-    return click.option(
-        "-o",
-        "--override",
-        "overrides",
-        metavar="PATH=VALUE",
-        multiple=True,
-        help="Change a setting, e.g. -o phases.0.steps=10. Can be repeated.",
-    )(command)
+_document = click.option("--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}.")
 
 
 @click.group()
@@ -37,23 +32,27 @@ def config() -> None:
 
 @config.command("new")
 @click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--template", default="small", show_default=True, help="What to start from; --list names them.")
+@click.option("--template", metavar="NAME", help="What to start from; --list names them, the default first.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--list", "list_templates", is_flag=True, help="List the templates and write nothing.")
+@plugin_files
 @as_json
-def new(path: Path, template: str, force: bool, list_templates: bool, as_json: bool) -> None:
+def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
     """Write a starter config to PATH (arb.yaml), with every option explained."""
-    from arb_ternary.config.starter import TEMPLATES, starter_config
+    from arb_ternary.config.starter import starter_config
 
+    starters = _starters()
     if list_templates:
         if as_json:
-            print_json([{"name": name, "summary": each.summary} for name, each in TEMPLATES.items()])
+            print_json([{"name": each.name, "summary": each.summary} for each in starters])
         else:
-            print_table(("template", "summary"), [(name, each.summary) for name, each in TEMPLATES.items()])
+            print_table(("template", "summary"), [(each.name, each.summary) for each in starters])
         return
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}")
-    text = starter_config(template, manager().registry)
+    starter = _named(starters, template)
+    document = _document_called(starter.document)
+    text = starter_config(starter, document, manager().registry)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -62,22 +61,21 @@ def new(path: Path, template: str, force: bool, list_templates: bool, as_json: b
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     if as_json:
-        print_json({"path": str(path), "template": template})
+        print_json({"path": str(path), "template": starter.name})
     else:
-        click.echo(f"{path}: written; run it with: arb train {path}")
+        click.echo(f"{path}: written; run it with: {document.command} {path}")
 
 
 @config.command("validate")
 @click.argument("path", type=click.Path(path_type=Path))
+@_document
 @overrides
 @plugin_files
 @as_json
-def validate(path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check the config in PATH; list everything that is wrong with it."""
-    from arb_ternary_train.loading import load_config
-
     try:
-        loaded = load_config(path, overrides).config
+        loaded = _load(document, path, overrides)
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise
@@ -85,25 +83,24 @@ def validate(path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         click.get_current_context().exit(error.exit_code)
     if as_json:
         print_json({"path": str(path), "valid": True, "faults": []})
-        return
-    phases = ", ".join(phase.name for phase in loaded.phases)
-    click.echo(f"{path}: valid: {loaded.model.name} on {loaded.data.name}, {loaded.optimizer.name}, phases {phases}")
+    else:
+        click.echo(": ".join(part for part in (str(path), "valid", loaded.summary) if part))
 
 
 @config.command("show")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@_document
 @overrides
 @plugin_files
 @as_json
-def show(path: Path, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
+def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the config in PATH as it takes effect, with every default."""
+    from arb_ternary.config.fields import leaves, to_plain
     from arb_ternary.config.paths import show_path
-    from arb_ternary.config.plain import leaves, to_plain
     from arb_ternary.config.yaml_document import dump_inline, dump_yaml
-    from arb_ternary_train.loading import load_config
 
-    loaded = load_config(path, overrides)
+    loaded = _load(document, path, overrides)
     plain = to_plain(loaded.config, given=False)
     if not origin:
         if as_json:
@@ -115,25 +112,61 @@ def show(path: Path, origin: bool, overrides: tuple[str, ...], as_json: bool) ->
     if as_json:
         print_json([{"path": where, "value": value, "origin": source} for where, value, source in rows])
     else:
-        print_table(
-            ("setting", "value", "origin"), [(where, dump_inline(value), source) for where, value, source in rows]
-        )
+        cells = [(where, dump_inline(value), source) for where, value, source in rows]
+        print_table(("setting", "value", "origin"), cells)
 
 
 @config.command("schema")
+@_document
 @plugin_files
 @click.option("--json", "compact", is_flag=True, help="Print it on one line.")
-def schema(compact: bool) -> None:
+def schema(document: str | None, compact: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of config files, with every installed component."""
     import json
 
     from arb_ternary.config.schema import json_schema
 
-    found = json_schema(manager().registry)
+    found = json_schema(resolve(_document_called(document).config), manager().registry)
     if compact:
         click.echo(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
     else:
         print_json(found)
+
+
+def _document_called(name: str | None) -> DocumentSpec:
+    registry = manager().registry
+    names = registry.names("document")
+    if not names:
+        raise EnvironmentProblem("no kind of config file is installed", hint=f"pip install {USUAL_PARTS}")
+    if name is None and len(names) > 1 and _USUAL not in names:
+        raise UsageProblem(f"--document: name the kind of config file: {', '.join(names)}")
+    found: Any = registry.get("document", name or (names[0] if len(names) == 1 else _USUAL)).spec
+    return found  # type: ignore[no-any-return]
+
+
+def _load(document: str | None, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:
+    loaded: LoadedConfig[Any] = resolve(_document_called(document).target)(path, overrides)
+    return loaded
+
+
+def _starters() -> list[StarterSpec]:
+    """The installed ones, the default first."""
+    registry = manager().registry
+    found: list[Any] = [registry.get("starter", name).spec for name in registry.names("starter")]
+    if not found:
+        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
+    return sorted(found, key=lambda spec: (-spec.priority, spec.name))
+
+
+def _named(starters: list[StarterSpec], name: str | None) -> StarterSpec:
+    by_name = {spec.name: spec for spec in starters}
+    if name is None or name in by_name:
+        return starters[0] if name is None else by_name[name]
+    close = nearest(name, by_name)
+    raise UsageProblem(
+        f"no template is called '{name}'" + (f"; did you mean '{close}'?" if close else ""),
+        hint="\n".join(f"{spec.name}: {spec.summary}" for spec in starters),
+    )
 
 
 def _faults(error: ArbError) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import click
 
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["as_json", "plugin_files"]
+__all__ = ["as_json", "overrides", "plugin_files"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,3 +40,15 @@ def plugin_files(command: F) -> F:
 def as_json(command: F) -> F:
     """``--json``: the command gets ``as_json: bool`` and prints one JSON document instead of text."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def overrides(command: F) -> F:
+    """``-o path=value``, any number of times: the command gets ``overrides: tuple[str, ...]`` for loading a config."""
+    return click.option(
+        "-o",
+        "--override",
+        "overrides",
+        metavar="PATH=VALUE",
+        multiple=True,
+        help="Change a setting, e.g. -o phases.0.steps=10. Can be repeated.",
+    )(command)

@@ -1,17 +1,21 @@
-"""The options of a config class: its attrs fields with their types resolved."""
+"""Config classes read back: their options with types resolved, and their instances as plain values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import NOTHING, frozen
 
+from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import DEFAULT_CHOICE, HELP
+from arb_ternary.config.paths import Path
 from arb_ternary.errors import ComponentError
 
-__all__ = ["ConfigField", "config_fields"]
+__all__ = ["ConfigField", "config_fields", "leaves", "to_plain"]
 
 
 @frozen(eq=False)
@@ -32,44 +36,26 @@ class ConfigField:
         return str(self.attribute.metadata.get(HELP, ""))
 
     @property
-    def default_choice(self) -> str | None:
-        """The component that stands in when the file names none."""
-        name = self.attribute.metadata.get(DEFAULT_CHOICE)
-        return None if name is None else str(name)
-
-    @property
     def required(self) -> bool:
         """Whether a file must have the option."""
-        return self.attribute.default is attrs.NOTHING and self.default_choice is None
+        return self.attribute.default is NOTHING and DEFAULT_CHOICE not in self.attribute.metadata
 
-    def default_for(self, instance: Any) -> Any:
-        """The default; ``instance`` is what a factory with ``takes_self`` is given."""
-        default: Any = self.attribute.default
-        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-            return default.factory(instance) if default.takes_self else default.factory()
-        return default
-
-    def convert(self, value: Any, instance: Any) -> Any:
-        """``value`` after the field's converter."""
-        converter: Any = self.attribute.converter
-        if converter is None:
-            return value
-        if isinstance(converter, attrs.Converter):
-            return converter(value, instance, self.attribute)  # type: ignore[operator]
-        return converter(value)
+    @property
+    def default(self) -> Any:
+        """The default as a plain value; ``attrs.NOTHING`` for a required option, or one that depends on others."""
+        found: Any = self.attribute.metadata.get(DEFAULT_CHOICE, self.attribute.default)
+        if isinstance(found, attrs.Factory):  # type: ignore[arg-type]
+            return NOTHING if found.takes_self else to_plain(found.factory())
+        return to_plain(found)
 
 
-def config_fields(cls: Any) -> tuple[ConfigField, ...]:
+@cache
+def config_fields(cls: type[Any]) -> tuple[ConfigField, ...]:
     """The options of ``cls``, in the order of its definition.
 
     Raises:
         ComponentError: an annotation does not resolve at run time.
     """
-    return _resolve(cls)
-
-
-@cache
-def _resolve(cls: type[Any]) -> tuple[ConfigField, ...]:
     try:
         attrs.resolve_types(cls, include_extras=False)
     except (NameError, AttributeError) as error:
@@ -78,3 +64,38 @@ def _resolve(cls: type[Any]) -> tuple[ConfigField, ...]:
             hint="Types of options are needed at run time: import them outside `if TYPE_CHECKING:`.",
         ) from error
     return tuple(ConfigField(attribute, attribute.type) for attribute in attrs.fields(cls) if attribute.init)
+
+
+def to_plain(config: Any, *, given: bool = True) -> Any:
+    """Nested dicts and lists that structure into an object equal to ``config``, every default written out.
+
+    Args:
+        config: an instance of a config class, or any value inside one.
+        given: note with each component which options the user wrote (key ``given``). Without it the result is shorter,
+            and reads back as if the user had written every option.
+    """
+    if isinstance(config, Choice):
+        if config.options is None:
+            return config.name
+        plain = {"name": config.name, **to_plain(config.options, given=given)}
+        return {**plain, "given": sorted(config.given)} if given else plain
+    if attrs.has(type(config)):
+        fields = config_fields(type(config))
+        return {field.key: to_plain(getattr(config, field.attribute.name), given=given) for field in fields}
+    if isinstance(config, Mapping):
+        return {key: to_plain(value, given=given) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_plain(value, given=given) for value in config]
+    return str(config) if isinstance(config, PurePath) else config
+
+
+def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value that holds no mapping, with its path; a list of scalars is one value."""
+    if isinstance(plain, dict) and plain:
+        for key, value in plain.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(plain, list) and any(isinstance(item, dict | list) for item in plain):
+        for index, value in enumerate(plain):
+            yield from leaves(value, (*path, index))
+    else:
+        yield path, plain

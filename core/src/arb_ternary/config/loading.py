@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -11,26 +11,16 @@ from typing import Any, Generic, TypeVar
 import attrs
 from attrs import field, frozen
 
-from arb_ternary.config.document import Document
-from arb_ternary.config.json_document import read_json
+from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.paths import DEFAULT, Origin, Path, parse_path
-from arb_ternary.config.plain import leaves, to_plain
 from arb_ternary.config.structure import Registry, structure
-from arb_ternary.config.toml_document import read_toml
-from arb_ternary.config.yaml_document import read_yaml
+from arb_ternary.config.yaml_document import Document, read_yaml
 from arb_ternary.errors import ConfigError
 
 __all__ = ["LoadedConfig", "load_as", "read_document", "value_origins"]
 
 T = TypeVar("T")
-
-_READERS: Mapping[str, Callable[[str, str], Document]] = {
-    ".yaml": read_yaml,
-    ".yml": read_yaml,
-    ".json": read_json,
-    ".toml": read_toml,
-}
 
 
 @frozen(eq=False)
@@ -42,12 +32,14 @@ class LoadedConfig(Generic[T]):
         raw: the plain values that it was made from, after overrides.
         origins: where each value of ``to_plain(config)`` came from, by path.
         source: the file, as the user named it.
+        summary: what it describes, in a few words; empty when there is nothing to say.
     """
 
     config: T
     raw: dict[str, Any]
     origins: Mapping[Path, Origin] = field(factory=dict)
     source: str = ""
+    summary: str = ""
 
     def origin(self, path: str | Path) -> Origin:
         """Where the value at ``path`` (``"phases[0].steps"``) came from.
@@ -62,15 +54,14 @@ class LoadedConfig(Generic[T]):
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read a YAML, JSON or TOML file; the ending of its name says which.
+    """Read a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not what its ending says.
+        ConfigError: the file cannot be read or is not YAML.
     """
     file, source = FilePath(path), os.fspath(path)
-    reader = _READERS.get(file.suffix.lower())
-    if reader is None:
-        raise ConfigError(f"{source}: a config is a file ending in {', '.join(sorted(_READERS))}")
+    if file.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError(f"{source}: a config is a file ending in .yaml, .yml")
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -78,7 +69,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
         raise ConfigError(f"{source}: cannot be read: {reason}") from error
-    return reader(text.removeprefix("\ufeff"), source)
+    return read_yaml(text.removeprefix("\ufeff"), source)
 
 
 def load_as(

@@ -8,10 +8,9 @@ from typing import Any
 
 from attrs import evolve
 
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import Fault, Faulty
 from arb_ternary.config.paths import Origin, Path, parse_path, show_path
-from arb_ternary.config.yaml_document import parse_yaml_value
+from arb_ternary.config.yaml_document import Document, parse_yaml_value
 
 __all__ = ["apply_overrides", "set_value"]
 
@@ -30,11 +29,11 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
             where, equals, value_text = text.partition("=")
             path = parse_path(where.strip())
             if not equals or path is None:
-                raise Faulty.here("an override is written path=value", hint="For example: -o phases.0.steps=10")
+                raise Faulty(Fault((), "an override is written path=value", "For example: -o phases.0.steps=10"))
             try:
                 value = parse_yaml_value(value_text)
             except ValueError as error:
-                raise Faulty.here(f"the value is not valid YAML: {error}") from None
+                raise Faulty(Fault((), f"the value is not valid YAML: {error}")) from None
             changed = set_value(changed, path, value, origin)
         except Faulty as error:
             faults.extend(evolve(fault, origin=origin) for fault in error.faults)
@@ -67,7 +66,7 @@ def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Doc
             following = holder[key] = {"name": following}
             origins[(*real, "name")] = origins.get(real, origin)
         elif not isinstance(following, dict | list):
-            raise Faulty([Fault(real, f"{following!r} has no key {path[position + 1]!r}")])
+            raise Faulty(Fault(real, f"{following!r} has no key {path[position + 1]!r}"))
         holder = following
     kept = {p: o for p, o in origins.items() if p[: len(real)] != real}
     kept.update({(*real, *below): origin for below in _paths_in(value)})
@@ -81,10 +80,10 @@ def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
             return int(part)
         return part if part in holder else str(part)
     if not str(part).isdigit():
-        raise Faulty([Fault((*path, part), "a list has items by number, from 0")])
+        raise Faulty(Fault((*path, part), "a list has items by number, from 0"))
     index = int(part)
     if index >= len(holder):
-        raise Faulty([Fault((*path, index), f"{show_path(path)} has {len(holder)} items, numbered from 0")])
+        raise Faulty(Fault((*path, index), f"{show_path(path)} has {len(holder)} items, numbered from 0"))
     return index
 
 

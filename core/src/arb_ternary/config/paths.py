@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["Origin", "Path", "find_origin", "parse_path", "show_path"]
+__all__ = ["DEFAULT", "Origin", "Path", "find_origin", "parse_path", "show_path"]
 
 #: Keys and list indices from the root of a config to a value.
 Path: TypeAlias = tuple[str | int, ...]
@@ -68,7 +68,5 @@ def parse_path(text: str) -> Path | None:
 
 def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
     """The origin of the value at ``path``, or of the nearest enclosing value that has one."""
-    for end in range(len(path), -1, -1):
-        if path[:end] in origins:
-            return origins[path[:end]]
-    return None
+    enclosing = (path[:end] for end in range(len(path), -1, -1))
+    return next((origins[each] for each in enclosing if each in origins), None)

@@ -12,10 +12,8 @@ import attrs
 from arb_ternary.config.describe import is_choice, is_literal, is_mapping, is_sequence, is_union
 from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.config.options import Rule
-from arb_ternary.config.plain import to_plain
 from arb_ternary.config.structure import GIVEN, Registry, options_class
 from arb_ternary.errors import ArbError
-from arb_ternary_train.config import RunConfig
 
 __all__ = ["json_schema"]
 
@@ -30,7 +28,7 @@ _SCALARS: Mapping[Any, str] = {
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
-def json_schema(registry: Registry, cls: type[Any] = RunConfig) -> dict[str, Any]:
+def json_schema(cls: type[Any], registry: Registry) -> dict[str, Any]:
     """The schema of files whose top level is ``cls``.
 
     A component whose options cannot be imported is there with its name, and with any options.
@@ -69,10 +67,8 @@ class _Builder:
             schema["allOf"] = rules
         if field.help:
             schema["description"] = field.help
-        if field.default_choice is not None:
-            schema["default"] = field.default_choice
-        elif not field.required and not _depends_on_others(field):
-            schema["default"] = to_plain(field.default_for(None))
+        if field.default is not attrs.NOTHING:
+            schema["default"] = field.default
         return schema
 
     def type(self, t: Any) -> dict[str, Any]:
@@ -149,11 +145,6 @@ class _Builder:
             self.definitions[name] = {"required": []}
             self.definitions[name] = build()
         return {"$ref": f"#/$defs/{name}"}
-
-
-def _depends_on_others(field: ConfigField) -> bool:
-    default: Any = field.attribute.default
-    return bool(getattr(default, "takes_self", False))
 
 
 def _rules(validator: Any) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """From plain values to config classes: strict, and with every fault at once.
 
+cattrs walks the classes and gathers what fails; the hooks here make it strict, and its notes give each fault its path.
+
 Types of options: ``str``, ``int``, ``float``, ``bool``, ``pathlib.Path``, ``Any``, ``Literal``, unions of these,
 ``None``, ``list``, ``tuple``, ``Sequence``, ``dict`` and ``Mapping`` (with text or whole-number keys), attrs classes,
 and the choices of ``config.choice``, nested to any depth. Nothing is converted silently: text is not a number,
@@ -9,14 +11,17 @@ and the choices of ``config.choice``, nested to any depth. Nothing is converted 
 from __future__ import annotations
 
 import re
-import typing
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path as FilePath
 from types import NoneType
-from typing import Annotated, Any, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
-from cattrs import Converter
+from attrs import evolve
+from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.cols import list_structure_factory, mapping_structure_factory
+from cattrs.gen import make_dict_structure_fn, override
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.describe import (
@@ -29,13 +34,14 @@ from arb_ternary.config.describe import (
     is_union,
     origin_of,
 )
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import Fault, Faulty, raise_faults
 from arb_ternary.config.fields import ConfigField, config_fields
+from arb_ternary.config.paths import Path
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import Spec, resolve
 
-__all__ = ["GIVEN", "Registry", "make_converter", "options_class", "structure", "structure_with_faults"]
+__all__ = ["GIVEN", "Registry", "options_class", "structure", "structure_with_faults"]
 
 T = TypeVar("T")
 
@@ -43,6 +49,10 @@ T = TypeVar("T")
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
 RESERVED = frozenset({"name", GIVEN})
+
+
+class _WholeNumberKey(int):
+    """A key that may be written as text: those of an override are."""
 
 
 class RegisteredComponent(Protocol):
@@ -80,33 +90,8 @@ def structure(cls: type[T], document: Document, registry: Registry) -> T:
 
 def structure_with_faults(cls: type[T], document: Document, registry: Registry) -> tuple[T | None, list[Fault]]:
     """As :func:`structure`, with the faults returned; the result is None when it could not be made."""
-    faults = list(document.faults)
-    try:
-        result: T = make_converter(registry).structure(document.data, cls)
-    except Faulty as error:
-        return None, [*faults, *error.faults]
-    return result, faults
-
-
-def make_converter(registry: Registry) -> Converter:
-    """A cattrs converter whose hooks raise :class:`Faulty` and look components up in ``registry``."""
-    converter = Converter(detailed_validation=False, forbid_extra_keys=True)
-    structurer = _Structurer(converter, registry)
-    # The hook that was registered last is asked first; the first one keeps cattrs' own, lenient ones out.
-    converter.register_structure_hook_func(lambda _: True, structurer.unsupported)
-    for scalar in (bool, int, float, str, Path, NoneType):
-        converter.register_structure_hook(scalar, structurer.scalar)
-    converter.register_structure_hook_func(lambda t: t is Any or t is object, lambda value, _: value)
-    converter.register_structure_hook_func(is_sequence, structurer.sequence)
-    converter.register_structure_hook_func(is_mapping, structurer.mapping)
-    converter.register_structure_hook_func(attrs.has, structurer.attrs_class)
-    converter.register_structure_hook_func(is_choice, structurer.choice)
-    converter.register_structure_hook_func(is_literal, structurer.scalar)
-    converter.register_structure_hook_func(is_union, structurer.union)
-    converter.register_structure_hook_func(
-        lambda t: origin_of(t) is Annotated, lambda value, t: converter.structure(value, get_args(t)[0])
-    )
-    return converter
+    result, faults = _Structurer(registry).attempt(document.data, cls)
+    return result, [*document.faults, *faults]
 
 
 def options_class(spec: Spec) -> type[Any] | None:
@@ -132,169 +117,153 @@ def options_class(spec: Spec) -> type[Any] | None:
     return cls
 
 
-def _same(value: Any, literal: Any) -> bool:
-    return type(value) is type(literal) and bool(value == literal)
-
-
-# --- hooks -----------------------------------------------------------------------------------------------------------
-
-
 class _Structurer:
-    """The hooks. Each takes a plain value and a type and returns the structured value or raises Faulty."""
+    """The hooks. Each takes a plain value and a type, and returns the structured value or raises :class:`Faulty`."""
 
-    def __init__(self, converter: Converter, registry: Registry) -> None:
-        self.converter = converter
+    def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self.converter = Converter(detailed_validation=True)
+        # The hook that was registered last is asked first; the first one keeps cattrs' own, lenient ones out.
+        self.converter.register_structure_hook_func(lambda _: True, _unsupported)
+        for scalar in (bool, int, float, str, FilePath, NoneType, _WholeNumberKey):
+            self.converter.register_structure_hook(scalar, _scalar)
+        hooks: list[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]]] = [
+            (lambda t: t is Any or t is object, lambda value, _: value),
+            (is_literal, _scalar),
+            (is_union, self.union),
+            (is_sequence, self.sequence),
+            (is_mapping, self.mapping),
+        ]
+        for applies, hook in hooks:
+            self.converter.register_structure_hook_func(applies, hook)
+        self.converter.register_structure_hook_factory(attrs.has, self.attrs_class)
+        self.converter.register_structure_hook_func(is_choice, self.choice)
 
-    def collect(self, faults: list[Fault], key: str | int, value: Any, t: Any) -> Any:
-        """Structure a part; its faults go to ``faults``, and the result is then None."""
+    def attempt(self, value: Any, t: Any, path: Path = ()) -> tuple[Any, list[Fault]]:
+        """The structured value, or None and what is wrong, as seen from where ``value`` has the path ``path``."""
         try:
-            return self.converter.structure(value, t)
-        except Faulty as error:
-            faults.extend(error.under(key))
-        return None
-
-    def unsupported(self, value: Any, t: Any) -> Any:
-        raise ComponentError(f"a config class cannot have an option of type {t}")
-
-    def scalar(self, value: Any, t: Any) -> Any:
-        if is_literal(t):
-            for literal in get_args(t):
-                if _same(value, literal):
-                    return literal
-        elif t is NoneType and value is None:
-            return None
-        elif t is Path and isinstance(value, str):
-            return Path(value)
-        elif t is float and type(value) is int:
-            return float(value)
-        elif type(value) is t:
-            return value
-        raise _mismatch(value, t)
+            return self.converter.structure(value, t), []
+        except Exception as error:  # whatever is no fault of the config is raised again
+            return None, list(_faults(error, path))
 
     def union(self, value: Any, t: Any) -> Any:
-        # An arm of the value's own type first, so that 3 stays an int in `float | int`.
-        arms = sorted(get_args(t), key=lambda arm: type(value) is not arm)
         compound = []
-        for arm in arms:
-            try:
-                return self.converter.structure(value, arm)
-            except Faulty as error:
-                if _could_be(value, arm):
-                    compound.append(error)
-        if len(compound) == 1:
-            raise compound[0]
-        raise _mismatch(value, t)
+        # An arm of the value's own type first, so that 3 stays an int in `float | int`.
+        for arm in sorted(get_args(t), key=lambda arm: type(value) is not arm):
+            result, faults = self.attempt(value, arm)
+            if not faults:
+                return result
+            if _could_be(value, arm):
+                compound.append(faults)
+        raise Faulty(*compound[0]) if len(compound) == 1 else _mismatch(value, t)
 
     def sequence(self, value: Any, t: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _mismatch(value, t)
-        arguments = get_args(t) or (Any, ...)
-        faults: list[Fault] = []
-        is_fixed = origin_of(t) is tuple and arguments[-1] is not Ellipsis
-        if is_fixed and len(value) != len(arguments):
-            raise Faulty.here(f"must have {len(arguments)} items, not {len(value)}")
-        types = arguments if is_fixed else (arguments[0],) * len(value)
-        items = [
-            self.collect(faults, index, item, item_type)
-            for index, (item, item_type) in enumerate(zip(value, types, strict=True))
+        types = get_args(t) or (Any, ...)
+        if origin_of(t) is not tuple or types[-1] is Ellipsis:
+            items = list_structure_factory(list[types[0]], self.converter)(value, t)  # type: ignore[valid-type]
+            return items if origin_of(t) is list else tuple(items)
+        if len(value) != len(types):
+            raise Faulty(Fault((), f"must have {len(types)} items, not {len(value)}"))
+        parts = [
+            self.attempt(item, part, (index,)) for index, (item, part) in enumerate(zip(value, types, strict=True))
         ]
-        if faults:
-            raise Faulty(faults)
-        return items if origin_of(t) is list else tuple(items)
+        if faults := [fault for _, found in parts for fault in found]:
+            raise Faulty(*faults)
+        return tuple(result for result, _ in parts)
 
     def mapping(self, value: Any, t: Any) -> Any:
         if not isinstance(value, Mapping):
             raise _mismatch(value, t)
         key_type, value_type = get_args(t) or (str, Any)
-        faults: list[Fault] = []
-        result: dict[Any, Any] = {}
-        for key, item in value.items():
-            # TOML and JSON have only text for keys.
-            actual = int(key) if key_type is int and isinstance(key, str) and re.fullmatch(r"-?\d+", key) else key
-            self.collect(faults, key, actual, key_type)
-            result[actual] = self.collect(faults, key, item, value_type)
-        if faults:
-            raise Faulty(faults)
-        return result
+        as_dict: Any = dict[_WholeNumberKey if key_type is int else key_type, value_type]  # type: ignore[misc]
+        return mapping_structure_factory(as_dict, self.converter)(value, as_dict)
 
-    def attrs_class(self, value: Any, cls: type[Any]) -> Any:
-        if not isinstance(value, Mapping):
-            raise _mismatch(value, cls)
-        return self.instance(value, cls, value.keys())
+    def attrs_class(self, cls: type[Any]) -> Callable[[Any, Any], Any]:
+        """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault is reported."""
+        fields = config_fields(cls)
+        checked: Any = {field.attribute.name: override(struct_hook=self.option(cls, field)) for field in fields}
+        generated = make_dict_structure_fn(
+            cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **checked
+        )
+        chosen = {field.key: field.default for field in fields if is_choice(field.type) and not field.required}
+
+        def hook(value: Any, _: Any) -> Any:
+            if not isinstance(value, Mapping):
+                raise _mismatch(value, cls)
+            return generated({**chosen, **value}, cls)
+
+        return hook
+
+    def option(self, cls: type[Any], field: ConfigField) -> Callable[[Any, Any], Any]:
+        """The hook for an option: its type, then its validator. Both are asked even if another option is at fault."""
+        validator, converter = field.attribute.validator, field.attribute.converter
+
+        def hook(value: Any, t: Any) -> Any:
+            result = self.converter.structure(value, t)
+            if validator is not None and not isinstance(converter, attrs.Converter):
+                converted = result if converter is None else converter(result)
+                # A validator that looks at other options, which are not there yet, is asked when `cls` is made.
+                with suppress(AttributeError):
+                    validator(object.__new__(cls), field.attribute, converted)
+            return result
+
+        return hook
 
     def choice(self, value: Any, cls: type[Choice[Any]]) -> Choice[Any]:
-        kind = cls.kind
-        name_path: tuple[str, ...]
-        if isinstance(value, str):
-            value, name_path = {"name": value}, ()
-        elif isinstance(value, Mapping):
-            name_path = ("name",)
-        else:
+        if not isinstance(value, str | Mapping):
             raise _mismatch(value, cls)
-        if "name" not in value:
-            raise Faulty.here(f"needs the 'name' of the {cls.noun}: {self.names(kind)}")
-        name = value["name"]
+        where: Path = () if isinstance(value, str) else ("name",)
+        given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
+        if "name" not in given:
+            names = ", ".join(sorted(self.registry.names(cls.kind))) or "none"
+            raise Faulty(Fault((), f"needs the 'name' of the {cls.noun}: {names}"))
+        name = given["name"]
         if not isinstance(name, str):
-            raise Faulty([Fault(("name",), f"must be the name of the {cls.noun}, not {describe_value(name)}")])
+            raise Faulty(Fault(where, f"must be the name of the {cls.noun}, not {describe_value(name)}"))
         try:
-            spec = self.registry.get(kind, name).spec
+            spec = self.registry.get(cls.kind, name).spec
             config = options_class(spec)
         except UsageProblem as error:
-            raise Faulty([Fault(name_path, error.what, error.hint, unknown_component=True)]) from error
+            raise Faulty(Fault(where, error.what, error.hint, unknown_component=True)) from error
         except EnvironmentProblem as error:
-            raise Faulty([Fault(name_path, error.what, error.hint, environment=True)]) from error
-        keys = [key for key in value if key not in RESERVED]
-        if config is None:
-            if keys:
-                raise Faulty([Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options") for key in keys])
-            options = None
-        else:
-            options = self.instance(value, config, keys)
-        return cls(name, options, self.given(value, keys), spec)
+            raise Faulty(Fault(where, error.what, error.hint, environment=True)) from error
+        options = {key: item for key, item in given.items() if key not in RESERVED}
+        if config is None and options:
+            raise Faulty(*(Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options") for key in options))
+        structured = None if config is None else self.converter.structure(options, config)
+        return cls(name, structured, self.given(given, options), spec)
 
-    def given(self, value: Mapping[str, Any], keys: list[str]) -> frozenset[str]:
+    def given(self, value: Mapping[str, Any], options: Mapping[str, Any]) -> frozenset[str]:
         if GIVEN not in value:
-            return frozenset(keys)
-        faults: list[Fault] = []
-        given = self.collect(faults, GIVEN, value[GIVEN], tuple[str, ...])
-        if not faults:
-            faults = [
-                Fault((GIVEN, index), f"'{key}' is not among the options here")
-                for index, key in enumerate(given)
-                if key not in keys
-            ]
+            return frozenset(options)
+        given, faults = self.attempt(value[GIVEN], tuple[str, ...], (GIVEN,))
+        strangers = [(index, key) for index, key in enumerate(given or ()) if key not in options]
+        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in strangers]
         if faults:
-            raise Faulty(faults)
+            raise Faulty(*faults)
         return frozenset(given)
 
-    def names(self, kind: str) -> str:
-        return ", ".join(sorted(self.registry.names(kind))) or "none"
 
-    def instance(self, value: Mapping[str, Any], cls: type[Any], keys: typing.Iterable[str]) -> Any:
-        """An instance of ``cls`` from the entries ``keys`` of ``value``."""
-        fields = {field.key: field for field in config_fields(cls)}
-        faults = [Fault((key,), _unknown_key(key, fields)) for key in keys if key not in fields]
-        arguments: dict[str, Any] = {}
-        for key, field in fields.items():
-            if key in value:
-                found: list[Fault] = []
-                arguments[key] = self.collect(found, key, value[key], field.type)
-                if found:
-                    del arguments[key]
-                    faults.extend(found)
-            elif field.default_choice is not None:
-                arguments[key] = self.collect(faults, key, field.default_choice, field.type)
-            elif field.required:
-                faults.append(Fault((key,), "is required"))
-        faulty = {fault.path[0] for fault in faults}
-        faults.extend(_validation_faults(cls, fields, arguments, faulty))
-        if not faults:
-            try:
-                return cls(**arguments)
-            except (ValueError, TypeError, ArbError) as error:
-                faults.append(_from_exception(error, fields))
-        raise Faulty(faults)
+def _unsupported(_: Any, t: Any) -> Any:
+    raise ComponentError(f"a config class cannot have an option of type {t}")
+
+
+def _scalar(value: Any, t: Any) -> Any:
+    if is_literal(t):
+        for literal in get_args(t):
+            if type(value) is type(literal) and value == literal:
+                return literal
+    elif type(value) is t:
+        return value
+    elif t is FilePath and isinstance(value, str):
+        return FilePath(value)
+    elif t is float and type(value) is int:
+        return float(value)
+    elif t is _WholeNumberKey and (type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?\d+", value))):
+        return int(value)
+    raise _mismatch(value, int if t is _WholeNumberKey else t)
 
 
 def _could_be(value: Any, arm: Any) -> bool:
@@ -314,59 +283,50 @@ def _mismatch(value: Any, t: Any) -> Faulty:
         close = nearest(value, literals)
         if close is not None:
             message += f"; did you mean '{close}'?"
-    return Faulty.here(message)
+    return Faulty(Fault((), message))
 
 
-def _unknown_key(key: Any, fields: Mapping[str, ConfigField]) -> str:
-    close = nearest(str(key), fields)
-    if close is not None:
-        return f"unknown key; did you mean '{close}'?"
-    return (
-        f"unknown key; the keys here are {', '.join(sorted(fields))}" if fields else "unknown key; there are none here"
-    )
+# --- what cattrs gathered --------------------------------------------------------------------------------------------
 
 
-def _validation_faults(
-    cls: type[Any], fields: Mapping[str, ConfigField], arguments: Mapping[str, Any], faulty: set[str | int]
-) -> list[Fault]:
-    """Run every validator by itself, on an instance that was never initialised: attrs would stop at the first."""
-    shadow = object.__new__(cls)
-    faults: list[Fault] = []
-    usable: list[tuple[ConfigField, Any]] = []
-    for key, field in fields.items():
-        if key in faulty or (key not in arguments and field.required):
-            continue
-        try:
-            value = field.convert(arguments[key] if key in arguments else field.default_for(shadow), shadow)
-        except (ValueError, TypeError) as error:
-            faults.append(Fault((key,), _clean(error, key)))
-            continue
-        object.__setattr__(shadow, field.attribute.name, value)
-        usable.append((field, value))
-    for field, value in usable:
-        if field.attribute.validator is None:
-            continue
-        try:
-            field.attribute.validator(shadow, field.attribute, value)
-        except (ValueError, TypeError, ArbError) as error:
-            faults.append(Fault((field.key,), _clean(error, field.key)))
-        except AttributeError:
-            # The validator compares with an option that is itself at fault and therefore not there.
-            if not faulty and not faults:
-                raise
-    return faults
+def _faults(error: Exception, path: Path) -> Iterator[Fault]:
+    """The faults in what structuring raised; an exception that is no fault of the config is raised again."""
+    if isinstance(error, ClassValidationError):
+        keys = {field.attribute.name: field.key for field in config_fields(error.cl)}
+        noted, whole = error.group_exceptions()
+        for inner in whole:
+            yield from _class_faults(inner, path, keys.values())
+        for inner, note in noted:
+            yield from _faults(inner, (*path, keys[note.name]))
+    elif isinstance(error, IterableValidationError):
+        for inner, place in error.group_exceptions()[0]:
+            yield from _faults(inner, (*path, place.index))
+    elif isinstance(error, Faulty):
+        for fault in error.faults:
+            also = tuple((*path, *other) for other in fault.also)
+            yield evolve(fault, path=(*path, *fault.path), also=also)
+    elif isinstance(error, KeyError) and error.args == path[-1:]:
+        yield Fault(path, "is required")
+    elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(error, ComponentError):
+        yield Fault(path, _message(error, path))
+    else:
+        raise error
 
 
-def _clean(error: Exception, key: str) -> str:
+def _class_faults(error: Exception, path: Path, keys: Collection[str]) -> Iterator[Fault]:
+    """Unknown keys, or what an instance as a whole fails for: located at the option that its message begins with."""
+    if isinstance(error, ForbiddenExtraKeysError):
+        for key in sorted(error.extra_fields, key=str):
+            close = nearest(str(key), keys)
+            advice = f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
+            yield Fault((*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice))
+        return
+    match = re.match(r"(['\"]?)(\w+)\1(?=[: ])", _message(error, ()))
+    yield from _faults(error, (*path, match[2]) if match is not None and match[2] in keys else path)
+
+
+def _message(error: Exception, path: Path) -> str:
     """The message of a validator, without the name of the option, which the path says already."""
     message = error.what if isinstance(error, ArbError) else str(error.args[0] if error.args else error)
-    return re.sub(rf"^(['\"]?){re.escape(key)}\1:? ", "", message)
-
-
-def _from_exception(error: Exception, fields: Mapping[str, ConfigField]) -> Fault:
-    """A failure of the class as a whole; it is located at the option that its message begins with."""
-    message = error.what if isinstance(error, ArbError) else str(error.args[0] if error.args else error)
-    match = re.match(r"(['\"]?)(\w+)\1(?=[: ])", message)
-    if match is not None and match[2] in fields:
-        return Fault((match[2],), _clean(error, match[2]))
-    return Fault((), message)
+    key = path[-1] if path else ""
+    return re.sub(rf"^(['\"]?){re.escape(key)}\1:? ", "", message) if key and isinstance(key, str) else message

@@ -7,15 +7,17 @@ once, and a tag never builds an object. Anchors, aliases and merge keys work.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
+from attrs import field, frozen
 
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.paths import Origin, Path
 
-__all__ = ["dump_inline", "dump_yaml", "parse_yaml_value", "read_yaml"]
+__all__ = ["Document", "dump_inline", "dump_yaml", "parse_yaml_value", "read_yaml"]
 
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0o[0-7_]+|0x[0-9a-fA-F_]+")
@@ -51,6 +53,23 @@ for _kind, _pattern, _first in _RESOLVERS:
     _Dumper.add_implicit_resolver(_TAG + _kind, _pattern, _first)
 
 
+@frozen(eq=False)
+class Document:
+    """A config before it is structured: plain values, and where each of them came from.
+
+    Attributes:
+        data: nested dicts and lists of text, numbers, booleans and None.
+        source: the file's name as the user gave it; empty when there is no file.
+        origins: by path; a value without an entry came with the value around it.
+        faults: what reading found; structuring adds to them, so that all are reported at once.
+    """
+
+    data: Any
+    source: str = ""
+    origins: Mapping[Path, Origin] = field(factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+
 def read_yaml(text: str, source: str) -> Document:
     """Read one YAML document.
 
@@ -63,7 +82,7 @@ def read_yaml(text: str, source: str) -> Document:
         raise_faults([_syntax_fault(error, source)], {}, source)
     reader = _Reader(source)
     data = None if node is None else reader.value(node, ())
-    return Document(data, source, reader.origins, tuple(reader.faults))
+    return Document(data, source, reader.origins, reader.faults)
 
 
 def parse_yaml_value(text: str) -> Any:
@@ -109,63 +128,64 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.origins: dict[Path, Origin] = {}
-        self.faults: list[Fault] = []
+        self._faults: dict[tuple[Origin, str], Fault] = {}
         self._open: set[int] = set()
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Each once, however many aliases lead to it."""
+        return tuple(self._faults.values())
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         self.origins.setdefault(path, self._origin(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if id(node) in self._open:
-            self._fault(node, path, "an alias to a value that contains it")
-            return None
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.SequenceNode):
-                if node.tag != f"{_TAG}seq":
-                    self._fault(node, path, f"the tag {node.tag} is not allowed")
+        is_list = isinstance(node, yaml.SequenceNode)
+        if node.tag != _TAG + ("seq" if is_list else "map"):
+            self._fault(node, path, _refused(node))
+        with self._inside(node, path) as is_new:
+            if not is_new:
+                return None
+            if is_list:
                 return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-            if node.tag != f"{_TAG}map":
-                self._fault(node, path, f"the tag {node.tag} is not allowed")
-            return self._mapping(node, path)
-        finally:
-            self._open.discard(id(node))
+            return {key: self._entry(*nodes, (*path, key)) for key, nodes in self._entries(node, path).items()}
 
-    def _mapping(self, node: yaml.Node, path: Path) -> dict[Any, Any]:
-        result: dict[Any, Any] = {}
+    def _entry(self, key_node: yaml.Node, value_node: yaml.Node, path: Path) -> Any:
+        self.origins[path] = self._origin(key_node)
+        return self.value(value_node, path)
+
+    def _entries(self, node: yaml.Node, path: Path) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
+        """The nodes of keys and values. Keys that are written out win over merged ones, earlier merges over later."""
+        found: dict[str | int, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
-        lines: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
                 merged.extend(value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node])
+            elif (key := self._key(key_node, path)) is None:
                 continue
-            key = self._key(key_node, path)
-            if key is None:
-                continue
-            if key in lines:
-                self._fault(key_node, (*path, key), f"the key is here twice; the first is in line {lines[key]}")
-                continue
-            lines[key] = key_node.start_mark.line + 1
-            self.origins[(*path, key)] = self._origin(key_node)
-            result[key] = self.value(value_node, (*path, key))
+            elif key in found:
+                line = found[key][0].start_mark.line + 1
+                self._fault(key_node, (*path, key), f"the key is here twice; the first is in line {line}")
+            else:
+                found[key] = (key_node, value_node)
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
                 self._fault(source, path, "a merge key (<<) needs a mapping, or a list of mappings")
-            elif id(source) in self._open:
-                self._fault(source, path, "an alias to a value that contains it")
-            else:
-                # Keys that are written out win over merged ones, and earlier merges over later ones.
-                inherited = _Reader(self.source)
-                inherited._open = self._open | {id(source)}
-                for key, value in inherited._mapping(source, path).items():
-                    if key not in result:
-                        result[key] = value
-                        depth = len(path) + 1
-                        self.origins.update({p: o for p, o in inherited.origins.items() if p[:depth] == (*path, key)})
-                # The faults of an anchor were noted where it stands.
-                noted = {(fault.origin, fault.message) for fault in self.faults}
-                self.faults.extend(fault for fault in inherited.faults if (fault.origin, fault.message) not in noted)
-        return result
+                continue
+            with self._inside(source, path) as is_new:
+                found = {**(self._entries(source, path) if is_new else {}), **found}
+        return found
+
+    @contextmanager
+    def _inside(self, node: yaml.Node, path: Path) -> Iterator[bool]:
+        """Whether ``node`` can be entered: not when it is being read already, which is a fault."""
+        if id(node) in self._open:
+            self._fault(node, path, "an alias to a value that contains it")
+            yield False
+            return
+        self._open.add(id(node))
+        yield True
+        self._open.discard(id(node))
 
     def _key(self, node: yaml.Node, path: Path) -> str | int | None:
         if isinstance(node, yaml.ScalarNode):
@@ -189,10 +209,8 @@ class _Reader:
             return int(digits, {"0o": 8, "0x": 16}.get(digits[:2], 10))
         if tag in ("int", "float") and _FLOAT.fullmatch(text):
             return float(re.sub(r"\.(?=inf|nan)", "", text.lower().replace("_", "")))
-        if tag in ("bool", "int", "float"):
-            self._fault(node, path, f"{text!r} is not what its tag !!{tag} says")
-        else:
-            self._fault(node, path, f"the tag {node.tag} is not allowed")
+        known = tag in ("bool", "int", "float")
+        self._fault(node, path, f"{text!r} is not what its tag !!{tag} says" if known else _refused(node))
         return None
 
     def _origin(self, node: yaml.Node) -> Origin:
@@ -200,4 +218,9 @@ class _Reader:
         return Origin("file", f"{self.source}:{line}", line)
 
     def _fault(self, node: yaml.Node, path: Path, message: str) -> None:
-        self.faults.append(Fault(path, message, origin=self._origin(node)))
+        origin = self._origin(node)
+        self._faults.setdefault((origin, message), Fault(path, message, origin=origin))
+
+
+def _refused(node: yaml.Node) -> str:
+    return f"the tag {node.tag} is not allowed"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.config_commands import overrides
-from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
 __all__ = ["progressive"]

@@ -12,7 +12,8 @@ import torch
 
 from arb_ternary.config.choice import choice_of
 from arb_ternary.config.options import HELP
-from arb_ternary.config.structure import make_converter, options_class
+from arb_ternary.config.structure import options_class, structure
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve
@@ -30,7 +31,7 @@ def make_choice(kind: str, name: str, options: Mapping[str, Any] = MappingProxyT
     registry = manager().registry
     registry.get(kind, name)
     try:
-        return make_converter(registry).structure({"name": name, **options}, choice_of(registry.kinds[kind]))
+        return structure(choice_of(registry.kinds[kind]), Document({"name": name, **options}), registry)
     except Exception as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
 

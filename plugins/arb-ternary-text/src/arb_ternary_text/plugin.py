@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, ModelSpec
+from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, ModelSpec, StarterSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -58,6 +58,33 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             target="arb_ternary_text.data.memmap:build",
             config="arb_ternary_text.data.memmap:TokensConfig",
             summary="token ids in .bin or .npy files, memory-mapped",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_starters() -> Sequence[StarterSpec]:
+    return (
+        StarterSpec(
+            name="small",
+            target="arb_ternary_text.starters:SMALL",
+            priority=20,
+            summary="A small pure-ternary decoder on Shakespeare: minutes on a laptop's CPU.",
+        ),
+        StarterSpec(
+            name="mixed",
+            target="arb_ternary_text.starters:MIXED",
+            summary="Ternary linears with float embedding, norms and head: votes for the former, AdamW for the latter.",
+        ),
+        StarterSpec(
+            name="exact",
+            target="arb_ternary_text.starters:EXACT",
+            summary="A small pure-ternary decoder whose ternary products are integers: the same bits on every backend.",
+        ),
+        StarterSpec(
+            name="float",
+            target="arb_ternary_text.starters:FLOAT",
+            summary="The same architecture in float32, trained by AdamW: the baseline to compare with.",
         ),
     )
 

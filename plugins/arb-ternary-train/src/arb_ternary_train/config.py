@@ -20,7 +20,7 @@ from arb_ternary.config.choice import (
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
 from arb_ternary.config.paths import Origin, Path
-from arb_ternary.config.requirements import parse_requirement
+from arb_ternary_train.requirements import parse_requirement
 from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
 __all__ = ["CheckpointConfig", "RunConfig", "apply_exact"]

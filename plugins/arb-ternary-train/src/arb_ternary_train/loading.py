@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from attrs import evolve
 
 from arb_ternary import environment
-from arb_ternary.config.document import Document
 from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.loading import LoadedConfig, read_document, value_origins
 from arb_ternary.config.overrides import apply_overrides, set_value
 from arb_ternary.config.paths import Origin, find_origin
-from arb_ternary.config.plain import leaves, to_plain
-from arb_ternary.config.requirements import unmet_requirements
 from arb_ternary.config.structure import GIVEN, Registry, structure_with_faults
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary_train.config import RunConfig, apply_exact, exact_faults
+from arb_ternary_train.requirements import unmet_requirements
 
 __all__ = ["PluginHost", "load_config", "structure_run"]
 
@@ -43,7 +43,7 @@ def load_config(
     file, or is a default. The config's own plugin files are loaded into ``plugins`` first.
 
     Args:
-        path: a YAML, JSON or TOML file.
+        path: a YAML file.
         overrides: ``path=value`` each, as given to ``-o``.
         plugins: where components come from; the process-wide plugin manager when None.
 
@@ -64,15 +64,21 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         InvalidConfig, ConfigEnvironmentProblem: as :func:`load_config`.
     """
     config, faults = structure_with_faults(RunConfig, document, registry)
-    faults.extend(unmet_requirements(_texts(document, "requires")))
     faults.extend(exact_faults(*_exact_and_given(document.data)))
-    if faults or config is None:
-        raise_faults(faults, document.origins, document.source)
+    unmet = unmet_requirements(_texts(document, "requires"))
+    if unmet and all(fault.environment or fault.unknown_component for fault in faults):
+        # A component that is not there is then only what follows from the missing distribution.
+        faults = [fault for fault in faults if not fault.unknown_component]
+    if faults or unmet or config is None:
+        raise_faults([*faults, *unmet], document.origins, document.source)
     resolved = apply_exact(config, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({find_origin(document.origins, ('exact',))})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
-    return LoadedConfig(resolved, document.data, value_origins(resolved, document, changed), document.source)
+    phases = ", ".join(phase.name for phase in resolved.phases)
+    summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
+    origins = value_origins(resolved, document, changed)
+    return LoadedConfig(resolved, document.data, origins, document.source, summary)
 
 
 def _exact_and_given(data: Any) -> tuple[bool, Mapping[str, Any]]:

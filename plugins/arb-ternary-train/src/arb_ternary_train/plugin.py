@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, OptimizerSpec, PhaseSpec, Spec
+from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
 from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
@@ -90,6 +90,19 @@ def arb_register_checks() -> Sequence[CheckSpec]:
             target="arb_ternary_train.checks:build_validation_loss",
             config="arb_ternary_train.checks:ValidationLossConfig",
             summary="the validation loss is at most a maximum",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_documents() -> Sequence[DocumentSpec]:
+    return (
+        DocumentSpec(
+            name="run",
+            target="arb_ternary_train.loading:load_config",
+            config="arb_ternary_train.config:RunConfig",
+            command="arb train",
+            summary="everything that decides a run",
         ),
     )
 

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from arb_ternary import hookspecs
 from arb_ternary.backends.select import use_backend
-from arb_ternary.config.plain import to_plain
+from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary.protocols.runs import Check, CheckResult, ModelChangingPhase, Phase, PhaseResult

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.config_commands import overrides
-from arb_ternary.cli.options import as_json
+from arb_ternary.cli.options import as_json, overrides
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary_bench.cli.bench_kernels import kernels
 from arb_ternary_bench.cli.bench_step import step

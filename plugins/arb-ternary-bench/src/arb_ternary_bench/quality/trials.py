@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from arb_ternary.config.document import Document
+from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.registry import Registered

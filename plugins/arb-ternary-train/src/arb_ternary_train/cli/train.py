@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
 __all__ = ["train"]
@@ -14,7 +14,7 @@ __all__ = ["train"]
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("-o", "--override", "overrides", metavar="PATH=VALUE", multiple=True, help="Set a config value.")
+@overrides
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/NAME, made unique.")
 @click.option(
     "--resume",

@@ -1,0 +1,37 @@
+"""Configs to start from, which ``arb config new`` writes out with every option explained."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["EXACT", "FLOAT", "MIXED", "SMALL"]
+
+
+def _decoder(**changes: Any) -> dict[str, Any]:
+    return {"name": "decoder", "width": 128, "layers": 4, "heads": 4, "max_length": 128, **changes}
+
+
+def _run(name: str, **settings: Any) -> dict[str, Any]:
+    phase = {"name": "standard", "steps": 1000, "batch_size": 16, "block_size": 128, "warmup_steps": 100}
+    return {"name": name, "data": {"name": "shakespeare"}, "phases": [phase], **settings}
+
+
+#: A small pure-ternary decoder.
+SMALL: Final = _run("small", model=_decoder(), optimizer={"name": "scaled_votes"}, checks=["pure"])
+
+#: Ternary linears with float parts, each with an optimizer of its own.
+MIXED: Final = _run(
+    "mixed",
+    model=_decoder(float_parts=["embedding", "head", "norms"]),
+    optimizer={"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 4e-3}},
+)
+
+#: As ``SMALL``, with the same bits on every backend.
+EXACT: Final = _run("exact", exact=True, model=_decoder(), optimizer={"name": "scaled_votes"}, checks=["pure"])
+
+#: The same architecture in float32, to compare with.
+FLOAT: Final = _run(
+    "float",
+    model=_decoder(activations="float", float_parts=["embedding", "head", "norms", "linears"]),
+    optimizer={"name": "adamw", "lr": 2e-3},
+)

@@ -1,0 +1,43 @@
+"""The fake components, importable under one name by the tests and by the specs' targets."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+_NAME = "arb_run_test_components"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("components.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_load()
+
+
+@pytest.fixture(autouse=True)
+def _no_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARB_TERNARY_BACKEND", raising=False)
+
+
+@pytest.fixture
+def plugins() -> Any:
+    return sys.modules[_NAME].FakePlugins()
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, so that messages have short file names."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

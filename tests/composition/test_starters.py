@@ -1,0 +1,79 @@
+"""The configs to start from name components of several distributions: each is valid and means what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+
+from arb_ternary.cli.config_commands import config
+from arb_ternary.config.fields import leaves, to_plain
+from arb_ternary.config.schema import json_schema
+from arb_ternary.config.starter import starter_config
+from arb_ternary.config.yaml_document import read_yaml
+from arb_ternary.plugins.manager import manager
+from arb_ternary.specs import resolve
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import structure_run
+
+REGISTRY = manager().registry
+STARTERS = REGISTRY.names("starter")
+
+
+def written(name: str) -> str:
+    starter: Any = REGISTRY.get("starter", name).spec
+    document: Any = REGISTRY.get("document", starter.document).spec
+    return starter_config(starter, document, REGISTRY)
+
+
+def run(text: str) -> RunConfig:
+    return structure_run(read_yaml(text, "arb.yaml"), REGISTRY).config
+
+
+def test_a_run_can_be_started_from_a_small_a_mixed_an_exact_and_a_float_config() -> None:
+    assert {"small", "mixed", "exact", "float"} <= set(STARTERS)
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_a_starter_config_is_valid_and_keeps_its_settings(name: str) -> None:
+    spec = REGISTRY.get("starter", name).spec
+    found = dict(leaves(to_plain(run(written(name)), given=False)))
+    for path, value in leaves(resolve(spec.target)):
+        assert found[path] == value
+    assert written(name).startswith(f"# {spec.summary}\n")
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_the_schema_accepts_a_starter_config_and_refuses_a_misspelt_one(name: str) -> None:
+    data = read_yaml(written(name), "arb.yaml").data
+    validator = Draft202012Validator(json_schema(RunConfig, REGISTRY))
+    assert validator.is_valid(data)
+    assert not validator.is_valid({**data, "sed": 1})
+    assert not validator.is_valid({**data, "model": {**data["model"], "widht": 1}})
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_uncommenting_every_option_changes_nothing(name: str) -> None:
+    text = written(name)
+    uncommented = re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)
+    assert uncommented != text
+    before = run(text)
+    if before.exact:
+        # There the model's own defaults contradict `exact`, and are written as comments.
+        uncommented = re.sub(r"^ *(activations|gradients): .*$", "", uncommented, flags=re.MULTILINE)
+    assert to_plain(run(uncommented), given=False) == to_plain(before, given=False)
+
+
+def test_the_commands_write_the_small_one_and_say_what_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    new = CliRunner().invoke(config, ["new"])
+    assert new.output == "arb.yaml: written; run it with: arb train arb.yaml\n"
+    assert Path("arb.yaml").read_text().startswith("# A small pure-ternary decoder on Shakespeare")
+    validate = CliRunner().invoke(config, ["validate", "arb.yaml"])
+    assert validate.output == "arb.yaml: valid: decoder on shakespeare, scaled_votes, phases standard\n"
