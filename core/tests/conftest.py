@@ -15,6 +15,18 @@ from arb_ternary.environment import VARIABLES
 from arb_ternary.plugins import discovery
 from arb_ternary.plugins.manager import reset_manager
 
+#: What the metadata of the program's root distribution announces in these tests.
+KNOWN = {
+    "backend.cpu": "arb_ternary_cpu",
+    "backend.triton": "arb_ternary_triton",
+    "command.plugins.check": "arb_ternary_testing",
+    "command.train": "arb_ternary_train",
+    "command.upcycle": "arb_ternary_upcycle",
+    "optimizer.adamw": "arb_ternary_train",
+    "optimizer.gqc": "arb_ternary_gqc",
+    "optimizer.signgsd": "arb_ternary_signgsd",
+}
+
 
 class InstallPlugin(Protocol):
     """Installs a fake plugin: a distribution and its hook module in a folder of its own on ``sys.path``.
@@ -30,7 +42,7 @@ class InstallPlugin(Protocol):
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
-    """Fake plugins beside the core; whatever else is installed, and every variable that is set, is out of sight."""
+    """Fake plugins beside the core and ``arb-ternary``; all else that is installed or set is out of sight."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     everything, folders, modules = metadata.distributions, [], set(sys.modules)
@@ -58,6 +70,14 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         reset_manager()
         return folder
 
+    root = tmp_path / "root"
+    info = root / "arb_ternary-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: arb-ternary\nVersion: 0.1.0\n")
+    known = "".join(f"{name} = {module}\n" for name, module in KNOWN.items())
+    info.joinpath("entry_points.txt").write_text(f"[{discovery.KNOWN_GROUP}]\n{known}")
+    folders.append(root)
+    monkeypatch.syspath_prepend(root)
     monkeypatch.setattr(discovery, "distributions", visible)
     reset_manager()
     reset_backends()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
+import shutil
 
 import pytest
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, render
-from arb_ternary.plugins import missing
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.missing import known_distribution, known_names, not_installed
-from arb_ternary.plugins.surface import NOUNS
+from arb_ternary.plugins.missing import not_installed
+from arb_ternary.specs import KINDS
 
 OPTIMIZER = """
 from arb_ternary import hookimpl
@@ -44,17 +42,16 @@ def test_a_member_of_a_family_that_is_not_installed_names_the_distribution_of_th
 
 
 def test_a_misspelt_optimizer_gets_the_nearest_name_and_the_choices(install_plugin):
-    error = problem("optimizer", "sign_vote")
+    install_plugin("extra", OPTIMIZER)
+
+    error = problem("optimizer", "swfit")
 
     assert render(error) == (
-        "error: no optimizer is called 'sign_vote'\n"
-        "  did you mean 'sign_votes'?\n"
-        "  available: adamw, scaled_votes, sign_votes, split\n"
-        "  not installed: bitnet_adamw (pip install arb-ternary-qat)\n"
-        "  not installed: bop (pip install arb-ternary-qat)\n"
-        "  not installed: dqt (pip install arb-ternary-qat)\n"
-        "  not installed: gqc.* (pip install arb-ternary-gqc)\n"
-        "  not installed: momentum_votes (pip install arb-ternary-votes)\n"
+        "error: no optimizer is called 'swfit'\n"
+        "  did you mean 'swift'?\n"
+        "  available: swift\n"
+        "  not installed: adamw (pip install arb-ternary-train)\n"
+        "  not installed: gqc (pip install arb-ternary-gqc)\n"
         "  not installed: signgsd (pip install arb-ternary-signgsd)"
     )
     assert error.exit_code == 2
@@ -94,7 +91,7 @@ def test_an_installed_plugin_that_does_not_have_the_announced_component_is_not_o
 
     assert isinstance(error, UsageProblem)
     assert "pip install arb-ternary-signgsd" not in error.hint
-    assert "available: adamw, scaled_votes, sign_votes, split, swift" in error.hint
+    assert "available: swift\n" in error.hint
 
 
 def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin):
@@ -106,7 +103,7 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
     assert render(error) == (
         "error: optimizer 'zigzag' may come from plugin 'one' (arb-ternary-one 1.0), which failed to load: "
         "ModuleNotFoundError: No module named 'a_module_that_is_not_there' or from plugin 'two' (arb-ternary-two 1.0), "
-        "which is incompatible: it is written for plugin interface 1.9, this program provides 1.3; "
+        "which is incompatible: it is written for plugin interface 1.9, this program provides 1.0; "
         "upgrade arb-ternary-core or install an older release of the plugin\n"
         "  see: arb plugins show one two"
     )
@@ -116,7 +113,7 @@ def test_an_unheard_of_name_may_come_from_any_plugin_that_failed(install_plugin)
 def test_a_misspelling_stays_a_misspelling_when_some_plugin_failed(install_plugin):
     install_plugin("one", "import a_module_that_is_not_there")
 
-    error = problem("optimizer", "sign_vote")
+    error = problem("optimizer", "singsd")
 
     assert isinstance(error, UsageProblem)
     assert (
@@ -134,30 +131,32 @@ def test_blocked_plugins_are_mentioned_to_whoever_misses_a_name(install_plugin, 
     )
 
 
-@pytest.mark.parametrize("kind", NOUNS)
-def test_every_kind_explains_an_unknown_name(install_plugin, kind):
-    assert problem(kind, "qqqqqqqq").what == f"no {NOUNS[kind]} is called 'qqqqqqqq'"
+@pytest.mark.parametrize("spec", KINDS)
+def test_every_kind_explains_an_unknown_name(install_plugin, spec):
+    assert problem(spec.kind, "qqqqqqqq").what == f"no {spec.noun} is called 'qqqqqqqq'"
 
 
-def test_a_kind_that_does_not_exist_is_a_mistake_of_the_caller(install_plugin):
-    with pytest.raises(ValueError, match="no kind of component is called 'optimiser'"):
-        manager().registry.get("optimiser", "adamw")
+def test_a_kind_that_no_loaded_plugin_brings_is_a_problem_of_the_environment(install_plugin):
+    error = problem("optimiser", "adamw")
+
+    assert error.what == "no loaded plugin knows the kind of component 'optimiser'"
+    assert error.hint.startswith("known: backend, optimizer, masking")
+    assert error.exit_code == 3
 
 
-def test_the_list_of_announced_components_names_only_kinds_that_exist_and_our_distributions():
-    announced = tomllib.loads(Path(missing.__file__).with_name("known.toml").read_text())
-    assert set(announced) <= set(NOUNS)
-    for names in announced.values():
-        assert all(distribution.startswith("arb-ternary-") for distribution in names.values())
-    assert known_names("backend") == {
-        "cpu": "arb-ternary-cpu",
-        "tilelang": "arb-ternary-tilelang",
-        "triton": "arb-ternary-triton",
-    }
-    assert known_distribution("optimizer", "signgsd") == "arb-ternary-signgsd"
-    assert known_distribution("phase", "upcycle.blockwise") == "arb-ternary-upcycle"
-    assert known_distribution("phase", "upcycle") is None
-    assert known_distribution("optimizer", "adamw") is None
+def test_the_core_alone_says_what_brings_the_usual_parts(install_plugin, tmp_path):
+    shutil.rmtree(tmp_path / "root")
+
+    error = problem("command", "train")
+
+    assert error.what == "no command is called 'train'"
+    assert error.hint.splitlines()[-1] == "pip install arb-ternary brings the program's usual parts"
+    assert error.exit_code == 2
+
+
+def test_a_family_is_known_by_its_name(install_plugin):
+    assert problem("optimizer", "gqc").hint == "pip install arb-ternary-gqc"
+    assert isinstance(problem("optimizer", "gqcx"), UsageProblem)
 
 
 def test_what_is_installed_is_not_listed_as_missing(install_plugin):
@@ -165,7 +164,7 @@ def test_what_is_installed_is_not_listed_as_missing(install_plugin):
 
     missing_names = not_installed("optimizer", manager().records)
     assert "signgsd" not in missing_names
-    assert missing_names["gqc.*"] == "arb-ternary-gqc"
+    assert missing_names["gqc"] == "arb-ternary-gqc"
 
 
 def test_errors_of_a_registry_are_of_the_class_that_has_the_right_exit_code(install_plugin):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from arb_ternary import hookimpl
+from arb_ternary import hookimpl, hookspecs
 from arb_ternary.backends.select import BackendRequest
 from arb_ternary.errors import ArbError, ComponentError, Interrupted
 from arb_ternary.plugins.observers import RunObservers
@@ -45,7 +45,7 @@ def test_observers_are_called_in_the_order_of_the_config_with_the_arguments_they
     log: list[str] = []
     observers = RunObservers({"first": Notes(log, "first"), "second": Notes(log, "second")})
 
-    observers.step_end(CONTEXT, 3, {"loss": 1.5})
+    observers.call(hookspecs.arb_step_end, CONTEXT, 3, {"loss": 1.5})
 
     assert observers.names == ("first", "second")
     assert log == ["first: step 3 loss 1.5", "second: step 3 loss 1.5"]
@@ -57,7 +57,7 @@ def test_observers_without_names_are_called_by_their_class():
     assert observers.names == ("Notes", "Notes (2)", "Failing")
 
 
-def test_every_observer_hook_has_a_typed_relay_that_calls_it():
+def test_every_observer_hook_is_called_with_its_arguments():
     received: dict[str, dict[str, Any]] = {}
 
     class Everything:
@@ -88,7 +88,7 @@ def test_every_observer_hook_has_a_typed_relay_that_calls_it():
     observers = RunObservers([Everything()])
 
     for hook, names in arguments.items():
-        getattr(observers, hook.removeprefix("arb_"))(**{name: values[name] for name in names})
+        observers.call(getattr(hookspecs, hook), **{name: values[name] for name in names})
 
     assert set(arguments) == set(OBSERVATION) - {"arb_select_backend"}
     for hook, names in arguments.items():
@@ -100,7 +100,7 @@ def test_an_observer_that_fails_in_a_step_ends_the_run_with_its_name():
     observers = RunObservers({"csv": Failing(OSError("disk full")), "notes": Notes(log)})
 
     with pytest.raises(ComponentError) as caught:
-        observers.step_end(CONTEXT, 1, {"loss": 0.0})
+        observers.call(hookspecs.arb_step_end, CONTEXT, 1, {"loss": 0.0})
 
     assert caught.value.what == "observer 'csv', arb_step_end: OSError: disk full"
     assert isinstance(caught.value.__cause__, OSError)
@@ -111,7 +111,7 @@ def test_an_error_of_ours_keeps_its_class_and_exit_code_and_names_the_observer()
     observers = RunObservers({"stop": Failing(Interrupted("asked to stop", "arb train --resume auto"))})
 
     with pytest.raises(Interrupted) as caught:
-        observers.step_end(CONTEXT, 1, {})
+        observers.call(hookspecs.arb_step_end, CONTEXT, 1, {})
 
     assert (caught.value.what, caught.value.hint, caught.value.exit_code) == (
         "observer 'stop', arb_step_end: asked to stop",
@@ -127,7 +127,7 @@ def test_at_the_end_of_a_run_every_observer_is_called_and_all_failures_are_named
     )
 
     with pytest.raises(ArbError) as caught:
-        observers.run_end(CONTEXT, "finished")
+        observers.call(hookspecs.arb_run_end, CONTEXT, "finished")
 
     assert log == ["notes: finished"]
     assert caught.value.what == (
@@ -170,14 +170,89 @@ def test_an_observer_with_an_argument_that_the_hook_lacks_is_refused():
         RunObservers({"csv": Wrong()})
 
 
-def test_an_observer_that_wraps_the_others_is_refused():
+class Around:
+    """A wrapper of either style: pluggy's ``wrapper`` passes the result on, its older ``hookwrapper`` does not."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    @hookimpl(wrapper=True)
+    def arb_step_end(self, step):
+        self.log.append(f"before {step}")
+        try:
+            return (yield)
+        finally:
+            self.log.append("after")
+
+    @hookimpl(hookwrapper=True)
+    def arb_eval_end(self, step):
+        self.log.append(f"before evaluation {step}")
+        yield
+        self.log.append("after evaluation")
+
+
+class Evaluated:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    @hookimpl
+    def arb_eval_end(self, step):
+        self.log.append(f"evaluation {step}")
+
+
+def test_an_observer_may_wrap_all_others():
+    log: list[str] = []
+    observers = RunObservers({"notes": Notes(log), "around": Around(log), "evaluated": Evaluated(log)})
+
+    observers.call(hookspecs.arb_step_end, CONTEXT, 3, {"loss": 1.5})
+    observers.call(hookspecs.arb_eval_end, CONTEXT, 3, {})
+
+    assert log == [
+        "before 3",
+        "notes: step 3 loss 1.5",
+        "after",
+        "before evaluation 3",
+        "evaluation 3",
+        "after evaluation",
+    ]
+
+
+def test_an_error_that_passes_through_a_wrapper_names_the_observer_that_failed():
+    log: list[str] = []
+    observers = RunObservers({"around": Around(log), "csv": Failing(OSError("disk full"))})
+
+    with pytest.raises(ComponentError) as caught:
+        observers.call(hookspecs.arb_step_end, CONTEXT, 1, {})
+
+    assert caught.value.what == "observer 'csv', arb_step_end: OSError: disk full"
+    assert log == ["before 1", "after"]
+
+
+def test_a_wrapper_that_fails_is_named():
     class Wrapper:
         @hookimpl(wrapper=True)
         def arb_step_end(self):
-            return (yield)
+            yield
+            raise ValueError("no value")
 
-    with pytest.raises(ComponentError, match="observer 'csv': arb_step_end is a wrapper"):
-        RunObservers({"csv": Wrapper()})
+        @hookimpl(wrapper=True)
+        def arb_run_end(self):
+            yield
+            raise OSError("disk full")
+
+    log: list[str] = []
+    observers = RunObservers({"around": Wrapper(), "notes": Notes(log), "bad": Failing(ValueError("late"))})
+
+    with pytest.raises(ComponentError, match=r"^observer 'bad', arb_step_end: ValueError: late$"):
+        observers.call(hookspecs.arb_step_end, CONTEXT, 1, {"loss": 0.0})
+    with pytest.raises(ComponentError) as caught:
+        observers.call(hookspecs.arb_run_end, CONTEXT, "finished")
+
+    assert (
+        caught.value.what
+        == "observer 'bad', arb_run_end: ValueError: late; observer 'around', arb_run_end: OSError: disk full"
+    )
+    assert log == ["notes: step 1 loss 0.0", "notes: finished"]
 
 
 class Opinion:
@@ -194,6 +269,25 @@ def test_the_first_opinion_on_a_backend_counts():
 
     assert observers.select_backend(BackendRequest(), ["triton", "torch"]) == ("this", "torch")
     assert RunObservers({"none": Opinion(None)}).select_backend(BackendRequest(), ["torch"]) is None
+
+
+def test_a_wrapper_that_passes_an_opinion_on_is_not_named_for_it():
+    class Wrapper:
+        def __init__(self, choice: str | None) -> None:
+            self.choice = choice
+
+        @hookimpl(wrapper=True)
+        def arb_select_backend(self):
+            found = yield
+            return self.choice or found
+
+    this = {"this": Opinion("torch")}
+    both = ["triton", "torch"]
+
+    passed = RunObservers({"around": Wrapper(None), **this}).select_backend(BackendRequest(), both)
+    changed = RunObservers({"around": Wrapper("triton"), **this}).select_backend(BackendRequest(), both)
+
+    assert (passed, changed) == (("this", "torch"), ("around", "triton"))
 
 
 def test_an_opinion_outside_the_candidates_is_an_error_that_names_the_observer():

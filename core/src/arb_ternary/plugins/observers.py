@@ -13,7 +13,7 @@ import pluggy
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, ComponentError, nearest
 from arb_ternary.plugins.loader import HookManager, PluginFault, describe_exception
-from arb_ternary.plugins.surface import OBSERVATION
+from arb_ternary.plugins.surface import OBSERVATION, PREFIX, STATED
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
@@ -86,23 +86,22 @@ class RunObservers:
         return observer, str(choice)
 
     def _add(self, name: str, observer: object) -> None:
-        try:
-            self._relay.check(observer)
-        except PluginFault as fault:
-            raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
-        guarded = SimpleNamespace()
-        for attribute in dir(observer):
-            options = self._relay.parse_hookimpl_opts(observer, attribute)
-            if options is None:
-                continue
-            hook = options.get("specname") or attribute
-            if hook not in OBSERVATION and not options.get("optionalhook"):
+        for hook in self._relay.implementations(observer):
+            if hook.startswith(f"{PREFIX}register_") or (hook in STATED and hook not in OBSERVATION):
                 close = nearest(hook, OBSERVATION)
                 hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(OBSERVATION)}"
                 raise ComponentError(f"observer {name!r}: {hook} is not called on the observers of a run", hint)
-            setattr(guarded, attribute, self._guard(name, hook, getattr(observer, attribute)))
         try:
+            self._relay.check(observer)
+            guarded = SimpleNamespace()
+            for attribute in dir(observer):
+                options = self._relay.parse_hookimpl_opts(observer, attribute)
+                if options is not None:
+                    hook = options.get("specname") or attribute
+                    setattr(guarded, attribute, self._guard(name, hook, getattr(observer, attribute)))
             self._relay.register(guarded, name)
+        except PluginFault as fault:
+            raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
         except pluggy.PluginValidationError as error:
             raise ComponentError(f"observer {name!r}: {describe_exception(error)}") from error
 
@@ -124,7 +123,8 @@ class RunObservers:
                 except Exception as error:
                     if any(error is failure for failure in self._failures):  # of another, on its way out
                         raise
-                    raise self._named(observer, hook, error) from error
+                    failure = self._named(observer, hook, error)
+                    raise failure from failure.__cause__
 
             return wrapper
 
@@ -135,14 +135,17 @@ class RunObservers:
             except Exception as error:
                 failure = self._named(observer, hook, error)
                 if hook != _LAST:  # there the others are called first
-                    raise failure from error.__cause__ if failure is error else error
+                    raise failure from failure.__cause__
                 return None
 
         return function
 
     def _named(self, observer: str, hook: str, error: Exception) -> ArbError:
         """The failure with its observer's name; an error of the program stays itself."""
-        failure = error if isinstance(error, ArbError) else ComponentError(describe_exception(error))
+        failure = error
+        if not isinstance(failure, ArbError):
+            failure = ComponentError(describe_exception(error))
+            failure.__cause__ = error
         failure.what = f"observer {observer!r}, {hook}: {failure.what}"
         self._failures.append(failure)
         return failure
