@@ -9,8 +9,9 @@ TORCH := $(shell grep '^torch==' requirements-dev.txt)
 PROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml backends/*/pyproject.toml)
 NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
+RESULTS := plugins/arb-ternary-bench/results
 
-.PHONY: demo test lint docs generate bench gpu gpu-compile sanitize clean
+.PHONY: demo test test-alone lint docs generate bench gpu gpu-compile sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
@@ -24,6 +25,10 @@ test: $(VENV)/dev
 	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
 	  -m "interpreted and not slow and not gpu" backends/arb-ternary-triton
 	$(MAKE) lint
+
+# Every distribution's tests, each in an environment that holds what it declares and nothing else of this repository.
+test-alone: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/packaging/test_alone.py -m slow
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check
@@ -43,13 +48,13 @@ generate: $(VENV)/dev
 # The demo model against float32 and quantisation-aware training: three seeds each, one table. `make generate` puts it
 # into the pages.
 bench: $(VENV)/dev
-	$(BIN)/arb bench compare docs/examples/demo.yaml docs/examples/bitnet.yaml docs/examples/float32.yaml --out plugins/arb-ternary-bench/results/demo.json
+	$(BIN)/arb bench compare $(addprefix docs/examples/,demo.yaml bitnet.yaml float32.yaml) --out $(RESULTS)/demo.json
 
 # What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
 # ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.
 gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m "gpu or (interpreted and not slow)"
-	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out plugins/arb-ternary-bench/results/gpu-kernels \
+	$(BIN)/arb bench kernels --device cuda --seconds 0.2 --out $(RESULTS)/gpu-kernels \
 	  --shapes 1024x1024,2048x2048,4096x4096,11008x4096,8192x16384,16384x16384
 
 # What GPUs would run, compiled without one: every launch of the test kit, every kernel and its spills, for three GPUs.
@@ -75,7 +80,7 @@ $(VENV)/torch: requirements-dev.txt
 
 $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	$(PIP) "hatchling>=1.26" editables
-	$(PIP) --no-build-isolation --editable core
+	$(PIP) --no-build-isolation $(addprefix --editable ,core $(addprefix plugins/arb-ternary-,train text votes))
 	touch $@
 
 # The native backend is compiled here, in about half a minute of a processor's time, with tools that come from pip.

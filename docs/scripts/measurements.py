@@ -20,7 +20,7 @@ from arb_ternary_bench.steps.result import markdown as step_markdown
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "plugins" / "arb-ternary-bench" / "results"
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "explanation" / "measurements.md"
 QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"

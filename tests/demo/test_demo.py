@@ -12,7 +12,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 
-DEMO = Path(__file__).parents[2] / "demo"
+DEMO = Path(__file__).parents[2] / "docs" / "examples"
 
 
 # A shorter run needs a higher rate: fewer votes are cast before the schedule ends.

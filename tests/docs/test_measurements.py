@@ -20,7 +20,7 @@ def test_the_tables_are_those_of_the_committed_results() -> None:
 
 
 def test_the_readme_states_the_mean_loss_of_each_side() -> None:
-    figures = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    figures = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo.json").read_text())
     readme = (ROOT / "README.md").read_text()
     for row in figures["configs"]:
         mean = sum(row["validation_losses"]) / len(row["validation_losses"])
@@ -30,9 +30,9 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
 
 @pytest.mark.parametrize("config", ["demo.yaml", "bitnet.yaml", "float32.yaml"])
 def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(config: str) -> None:
-    tuning = json.loads((ROOT / "benchmarks" / "results" / "demo-tuning.json").read_text())
+    tuning = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text())
     losses: dict[str, float] = tuning["losses"][config]
     schedule, rate = min(losses, key=losses.__getitem__).split()
-    text = (ROOT / "demo" / config).read_text()
+    text = (ROOT / "docs" / "examples" / config).read_text()
     assert f"lr_schedule: {schedule}\n" in text
     assert re.search(rf"^  lr: {re.escape(rate)}\b", text, re.MULTILINE)

@@ -1,6 +1,6 @@
 """Recipes that take the default rule apart: where the distance to float32 training comes from.
 
-    arb bench quality --plugin benchmarks/ablation.py --rules float32,float_weights_int8,scaled_votes,...
+    arb bench quality --plugin plugins/arb-ternary-bench/studies/ablation.py --rules float32,scaled_votes,...
 
 Each differs from ``float32`` or from ``scaled_votes`` in one thing. They are not installed with a package, because
 nobody trains with them.

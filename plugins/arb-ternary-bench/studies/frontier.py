@@ -1,6 +1,6 @@
 """One figure of all rules that were measured at size small: final loss over bits of training state.
 
-    python benchmarks/frontier.py docs/images/quality-frontier.png
+    python plugins/arb-ternary-bench/studies/frontier.py docs/images/quality-frontier.png
 
 The rules of ``results/quality-small.json`` had trials as long as their final runs; those of
 ``results/quality-survey.json``, which are not rivals of the default rule, had shorter ones.
@@ -15,7 +15,7 @@ from typing import Any
 
 from arb_ternary_bench.quality.figures import draw_frontier
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:

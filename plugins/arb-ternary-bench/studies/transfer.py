@@ -1,6 +1,6 @@
 """Whether one rate serves models of every width: pure-ternary decoders of widths 64 to 1024, each with several rates.
 
-    python benchmarks/transfer.py --out plugins/arb-ternary-bench/results/transfer.json
+    python plugins/arb-ternary-bench/studies/transfer.py --out plugins/arb-ternary-bench/results/transfer.json
 
 Losses are those of the end of the training text. A run that is in the file already is not repeated; every finished
 run is written at once. Draws the losses beside the file.
@@ -62,7 +62,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
-    result: dict[str, Any] = {"command": "python benchmarks/transfer.py", "machine": machine_facts(), "runs": {}}
+    command = "python plugins/arb-ternary-bench/studies/transfer.py"
+    result: dict[str, Any] = {"command": command, "machine": machine_facts(), "runs": {}}
     if out.exists():
         result = json.loads(out.read_text(encoding="utf-8"))
     for width in WIDTHS:

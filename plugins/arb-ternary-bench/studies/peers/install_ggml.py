@@ -4,7 +4,7 @@ Needs pip, cmake and a C++ compiler. Downloads the source distribution from PyPI
 compiles the two libraries that the bench loads for this processor, and puts them where it looks for them. Nothing of it
 becomes part of the project.
 
-    python benchmarks/peers/install_ggml.py [--version 0.3.36] [--jobs 2]
+    python plugins/arb-ternary-bench/studies/peers/install_ggml.py [--version 0.3.36] [--jobs 2]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp's ternary formats through its tensor library ggml, loaded with ctypes.
 
 The libraries are looked for in an installed ``llama_cpp`` (the PyPI package llama-cpp-python) and in
-``<prefix>/share/arb-ternary-peers/ggml``, where ``benchmarks/peers/install_ggml.py`` puts a ggml that it builds alone,
+``<prefix>/share/arb-ternary-peers/ggml``, where ``studies/peers/install_ggml.py`` puts a ggml that it builds alone,
 in minutes instead of a quarter of an hour. A product is a graph of one node; its time includes making the float32
 activations int8 in blocks of 256, as it does in llama.cpp.
 """
@@ -77,7 +77,8 @@ class GgmlPeer:
 
     @property
     def install(self) -> str:
-        return "python benchmarks/peers/install_ggml.py, in a checkout; or pip install llama-cpp-python"
+        script = "plugins/arb-ternary-bench/studies/peers/install_ggml.py"
+        return f"python {script}, in a checkout; or pip install llama-cpp-python"
 
     def available(self) -> str | None:
         return None if _folder() is not None else f"no ggml: neither llama_cpp nor {GGML_FOLDER} is there"
