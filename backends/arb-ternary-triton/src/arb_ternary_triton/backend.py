@@ -31,7 +31,7 @@ class TritonBackend:
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
-        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends explain --roofline``.
+        """What the kernel of an op uses on an H100, from code compiled here: for ``arb backends roofline``.
 
         In a process of its own, since kernels that were made for the interpreter cannot be compiled.
 

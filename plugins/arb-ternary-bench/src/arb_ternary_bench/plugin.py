@@ -86,4 +86,9 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
         CommandSpec(name="bench", target="arb_ternary_bench.cli.bench:bench", summary="Measure configs and rules."),
+        CommandSpec(
+            name="backends.roofline",
+            target="arb_ternary_bench.cli.roofline:roofline",
+            summary="Say whose kernel an op is, and the least time it takes.",
+        ),
     )
