@@ -81,6 +81,7 @@ $(VENV)/torch: requirements-dev.txt
 $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	$(PIP) "hatchling>=1.26" editables
 	$(PIP) --no-build-isolation $(addprefix --editable ,core $(addprefix plugins/arb-ternary-,train text votes))
+	$(PIP) --no-build-isolation --no-deps --editable .
 	touch $@
 
 # The native backend is compiled here, in about half a minute of a processor's time, with tools that come from pip.
