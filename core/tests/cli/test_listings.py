@@ -7,8 +7,6 @@ import json
 import sys
 from importlib.metadata import version
 
-import pytest
-
 from arb_ternary import __version__
 from arb_ternary.cli.main import main
 from arb_ternary.cli.output import print_table
