@@ -15,6 +15,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
+    from arb_ternary.protocols.runs import RunContext
     from arb_ternary.specs import Spec
 
 hookspec = pluggy.HookspecMarker("arb_ternary")
@@ -60,7 +61,7 @@ def arb_select_backend(request: BackendRequest, candidates: Sequence[str]) -> st
 
 
 @hookspec
-def arb_run_start(context: Any) -> None:
+def arb_run_start(context: RunContext) -> None:
     """The run is built and nothing has been computed yet.
 
     Called once a process, after a resume too. Results are ignored.
@@ -68,22 +69,22 @@ def arb_run_start(context: Any) -> None:
 
 
 @hookspec
-def arb_phase_start(context: Any, phase: str) -> None:
+def arb_phase_start(context: RunContext, phase: str) -> None:
     """The phase is about to run its next step. Called once a phase and process. Results are ignored."""
 
 
 @hookspec
-def arb_step_end(context: Any, step: int, metrics: Mapping[str, Any]) -> None:
+def arb_step_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
     """One optimizer step has been taken and its metrics are known. Called at most once a step. Results are ignored."""
 
 
 @hookspec
-def arb_eval_end(context: Any, step: int, metrics: Mapping[str, Any]) -> None:
+def arb_eval_end(context: RunContext, step: int, metrics: Mapping[str, Any]) -> None:
     """An evaluation has finished. Called once an evaluation. Results are ignored."""
 
 
 @hookspec
-def arb_checkpoint_save(context: Any, state: dict[str, Any]) -> None:
+def arb_checkpoint_save(context: RunContext, state: dict[str, Any]) -> None:
     """A checkpoint is about to be written. An observer puts its own state under its own name into ``state``.
 
     Values are nested dicts and lists of tensors, numbers, strings, booleans and None. Called once a checkpoint.
@@ -92,7 +93,7 @@ def arb_checkpoint_save(context: Any, state: dict[str, Any]) -> None:
 
 
 @hookspec
-def arb_checkpoint_load(context: Any, state: Mapping[str, Any]) -> None:
+def arb_checkpoint_load(context: RunContext, state: Mapping[str, Any]) -> None:
     """A checkpoint has been read; ``state`` is what the observers put there.
 
     Called once a resume. Results are ignored.
@@ -100,12 +101,12 @@ def arb_checkpoint_load(context: Any, state: Mapping[str, Any]) -> None:
 
 
 @hookspec
-def arb_phase_end(context: Any, phase: str) -> None:
+def arb_phase_end(context: RunContext, phase: str) -> None:
     """The phase has finished its last step. Called once a phase. Results are ignored."""
 
 
 @hookspec
-def arb_run_end(context: Any, status: str) -> None:
+def arb_run_end(context: RunContext, status: str) -> None:
     """The run is over: ``status`` is ``finished``, ``interrupted`` or ``failed``.
 
     Called once a process, on every observer, whatever the others do. Results are ignored.

@@ -19,6 +19,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.protocols.data import MaskContext
+from arb_ternary.protocols.data import BatchRequest, MaskContext
 from arb_ternary_bench.compare import machine_facts
-from arb_ternary_text.data.loader import BatchLoader
-from arb_ternary_text.data.sampler import WindowSampler
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.evaluate import evaluate, masked_loss
 from arb_ternary_train.loading import load_config
@@ -79,14 +78,12 @@ def run(kind: str, settings: list[str], count: int, seed: int, *, tuning: bool) 
     config = load_config(HERE / f"{kind}.yaml", given).config
     parts = build_parts(config)
     optimizer = config.optimizer.build(collect_trainable(parts.model))
-    vocabulary = parts.data.tokenizer.vocabulary_size
-    stream = parts.data.train
-    sampler = WindowSampler(len(stream), BLOCK, BATCH, seed=derive_seed(seed, "order"))
+    vocabulary = parts.data.vocabulary_size
     losses: list[float] = []
     norms: list[float] = []
     draws: list[tuple[int, int]] = []
     parts.model.train()
-    with BatchLoader(stream, sampler) as loader:
+    with closing(parts.data.batches(BatchRequest(BATCH, BLOCK, derive_seed(seed, "order")))) as loader:
         for index in range(count):
             apply_schedule(
                 optimizer, "linear", index, steps=count, warmup=count // 20, lr=None, min_lr=None, min_rate=0.05
@@ -100,8 +97,8 @@ def run(kind: str, settings: list[str], count: int, seed: int, *, tuning: bool) 
                 norms.append(optimizer.last_grad_norm)
                 draws.append((index + 1, optimizer.last_num_draws))
     result = evaluate(
-        parts.model, parts.data.validation, parts.masking, block_size=BLOCK, batch_size=BATCH, batches=None, seed=seed,
-        vocabulary_size=vocabulary, device=torch.device("cpu"),
+        parts.model, parts.data, parts.masking, batch_size=BATCH, block_size=BLOCK, batches=None, seed=seed,
+        device=torch.device("cpu"),
     )  # fmt: skip
     width = max(1, count // POINTS)
     curve = [statistics.fmean(losses[start : start + width]) for start in range(0, count - width + 1, width)]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import asdict, evolve
 
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import Batch, MaskContext
 from arb_ternary_progressive.config import ProgressiveConfig, StackWiseConfig
+from arb_ternary_progressive.masking import GrowthContext
 from arb_ternary_progressive.masking_mlm import MlmConfig, MlmMasking
 from arb_ternary_progressive.masking_progressive import (
     ProgressiveMasking,
@@ -23,18 +24,25 @@ from arb_ternary_progressive.masking_time_step import TimeStepConfig, TimeStepMa
 from arb_ternary_testing import MaskingSuite
 from arb_ternary_testing.component import make_choice
 
-CONTEXT = MaskContext(step=12, seed=5, vocabulary_size=60, time=None)
+CONTEXT = GrowthContext(step=12, seed=5, vocabulary_size=60)
 
 
-class TestMlm(MaskingSuite):
+class AtATime(MaskingSuite):
+    """The suite at a time that the phase gives."""
+
+    def make_context(self, **changes: Any) -> MaskContext:
+        return GrowthContext(**asdict(super().make_context(**changes)), time=0.5)
+
+
+class TestMlm(AtATime):
     component = "mlm"
 
 
-class TestProgressive(MaskingSuite):
+class TestProgressive(AtATime):
     component = "progressive"
 
 
-class TestTimeStep(MaskingSuite):
+class TestTimeStep(AtATime):
     component = "time_step"
 
 
@@ -42,16 +50,10 @@ class TestTimeStepWithTimesBySample(MaskingSuite):
     component = "time_step"
     options: Mapping[str, Any] = {"time_interpretation": "input", "time_sampling": "sample"}
 
-    def make_context(self, **changes: Any) -> MaskContext:
-        return evolve(super().make_context(**changes), time=None)
-
 
 class TestTimeStepWithTimesByBatch(MaskingSuite):
     component = "time_step"
     options: Mapping[str, Any] = {"time_interpretation": "input", "fractions": {0: 0.2, 7: 1.0}, "mask_token_id": 3}
-
-    def make_context(self, **changes: Any) -> MaskContext:
-        return evolve(super().make_context(**changes), time=None)
 
 
 def batch(rows: int = 6, positions: int = 40, seed: int = 0, vocabulary: int = 59) -> Batch:
@@ -78,7 +80,7 @@ def hidden_share(strategy: Any, positions: int = 1000, **context: Any) -> float:
 def test_targets_are_the_tokens_and_only_hidden_ones_change(make: Any) -> None:
     samples = batch()
     masked = make().apply(samples, generator(), CONTEXT)
-    tokens = samples.tokens[:, :-1]
+    tokens = samples.data[:, :-1]
     assert torch.equal(masked.targets, tokens)
     assert torch.equal(masked.inputs[~masked.loss_mask], tokens[~masked.loss_mask])
     assert not torch.equal(masked.inputs, tokens)
@@ -126,7 +128,7 @@ def test_another_mask_token_is_used_and_reserved() -> None:
 
 def test_data_that_uses_the_mask_token_is_refused_and_named() -> None:
     samples = batch()
-    samples.tokens[2, 7] = 59
+    samples.data[2, 7] = 59
     with pytest.raises(DataError) as caught:
         MlmMasking().apply(samples, generator(), CONTEXT)
     assert caught.value.what == (
@@ -243,7 +245,7 @@ def test_times_by_sample_are_uniform_and_follow_the_sample() -> None:
     times = strategy.times(samples, generator(2), CONTEXT)
     counts = torch.bincount(times.mul(8).long(), minlength=8)
     assert float(((counts - 500.0) ** 2 / 500).sum()) < 7 + 5 * math.sqrt(14)
-    turned = Batch(samples.tokens, samples.sample_ids.flip(0))
+    turned = Batch(samples.data, samples.sample_ids.flip(0))
     assert torch.equal(strategy.times(turned, generator(2), CONTEXT).flip(0), times)
     assert not torch.equal(strategy.times(samples, generator(3), CONTEXT), times)
 
@@ -262,7 +264,7 @@ def test_evaluation_does_not_depend_on_how_samples_are_batched(sampling: Any) ->
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input", time_sampling=sampling))
     samples, context = batch(), evolve(CONTEXT, training=False)
     whole = strategy.apply(samples, generator(1), context)
-    half = strategy.apply(Batch(samples.tokens[:3], samples.sample_ids[:3]), generator(2), context)
+    half = strategy.apply(Batch(samples.data[:3], samples.sample_ids[:3]), generator(2), context)
     assert torch.equal(whole.inputs[:3], half.inputs)
 
 
@@ -279,7 +281,7 @@ def guide(**progressive: Any) -> StackWiseConfig:
 
 def test_masks_and_time_step_of_a_stack() -> None:
     strategy = TimeStepMasking(guide(max_stacks=8))
-    tokens = batch().tokens[:, :-1]
+    tokens = batch().data[:, :-1]
     masks = strategy.generate_masks_for_stack({"input_ids": tokens}, stack_idx=2)
     assert masks.shape == tokens.shape
     assert masks.sum(dim=1).tolist() == [14] * 6
@@ -295,7 +297,7 @@ def test_masks_of_a_stack_are_those_that_batches_get() -> None:
 
 
 def test_samples_without_ids_are_known_by_their_content() -> None:
-    strategy, tokens = TimeStepMasking(guide()), batch().tokens[:, :-1]
+    strategy, tokens = TimeStepMasking(guide()), batch().data[:, :-1]
     order = [3, 1, 5, 0, 2, 4]
     masks = strategy.generate_masks_for_stack(tokens, stack_idx=4)
     assert torch.equal(strategy.generate_masks_for_stack(tokens[order], stack_idx=4), masks[order])
@@ -327,7 +329,7 @@ def test_the_final_depth_may_be_that_of_the_run() -> None:
 
 
 def test_with_time_as_input_masks_of_a_stack_have_a_drawn_time() -> None:
-    strategy, tokens = TimeStepMasking(guide(time_interpretation="input")), batch().tokens[:, :-1]
+    strategy, tokens = TimeStepMasking(guide(time_interpretation="input")), batch().data[:, :-1]
     draws = generator(1)
     counts = {int(strategy.generate_masks_for_stack(tokens, stack_idx=0, generator=draws)[0].sum()) for _ in range(40)}
     assert len(counts) > 4

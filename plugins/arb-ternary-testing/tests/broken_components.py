@@ -196,18 +196,18 @@ class Masking(CausalMasking):
 
 class GlobalNoise(Masking):
     def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
-        return torch.randint_like(batch.tokens[:, 1:], context.vocabulary_size)
+        return torch.randint_like(batch.data[:, 1:], context.vocabulary_size)
 
 
 class NoiseByRow(Masking):
     def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
-        return torch.randint(0, context.vocabulary_size, batch.tokens[:, 1:].shape, generator=generator)
+        return torch.randint(0, context.vocabulary_size, batch.data[:, 1:].shape, generator=generator)
 
 
 class InPlace(Masking):
     def corrupt(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> torch.Tensor:
-        batch.tokens[:, 0] = 0
-        return batch.tokens[:, :-1]
+        batch.data[:, 0] = 0
+        return batch.data[:, :-1]
 
 
 class ReservesBeyond(CausalMasking):
@@ -288,9 +288,9 @@ class ForgetsItsPlace(StandardPhase):
 
 
 class NeverStops(StandardPhase):
-    def begin(self, context: Any) -> None:
-        super().begin(context)
+    def run(self, context: Any) -> Any:
         context.stop = SimpleNamespace(requested=False, set=lambda reason: None)
+        return super().run(context)
 
 
 class BrokenPhase(PhaseSuite):

@@ -20,7 +20,7 @@ class Hiding(CausalMasking):
         return (0,)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        assert not bool((batch.tokens == 0).any()), "a reserved id is in the data"
+        assert not bool((batch.data == 0).any()), "a reserved id is in the data"
         masked = super().apply(batch, generator, context)
         masked.inputs[:, 0] = 0
         return masked
@@ -31,4 +31,4 @@ class TestHiding(MaskingSuite):
         return Hiding()
 
     def test_all_other_ids_are_in_the_batches(self) -> None:
-        assert self.make_batch(64, 64).tokens.unique().tolist() == list(range(1, self.vocabulary_size))
+        assert self.make_batch(64, 64).data.unique().tolist() == list(range(1, self.vocabulary_size))

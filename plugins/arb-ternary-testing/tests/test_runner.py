@@ -32,7 +32,7 @@ from arb_ternary_text.data.masking import CausalMasking, build_causal
 
 class Tampering(CausalMasking):
     def apply(self, batch, generator, context):
-        batch.tokens[:] = 0
+        batch.data[:] = 0
         return super().apply(batch, generator, context)
 
 
@@ -76,7 +76,7 @@ def test_a_fault_is_printed_with_its_test_and_the_command_fails(tmp_path: Path) 
     code, output = check(fake(tmp_path, HOOKS.format(masking="build_tampering", summary="a fault")))
     assert code == 1
     assert "--- masking fake: test_the_batch_is_left_alone" in output
-    assert "assert torch.equal(batch.tokens, tokens)" in output
+    assert "assert torch.equal(batch.data, tokens)" in output
     assert output.rstrip().endswith(" failed")
 
 

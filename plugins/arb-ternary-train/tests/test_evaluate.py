@@ -13,6 +13,8 @@ from torch import nn
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_text.data.masking import CausalMasking
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import IdTokenizer
 from arb_ternary_train.evaluate import Evaluation, evaluate, evaluation_mode, masked_loss
 
 CPU = torch.device("cpu")
@@ -36,10 +38,10 @@ def run(model: nn.Module, stream: np.ndarray[Any, Any], masking: Any = None, **o
         "batch_size": 3,
         "batches": None,
         "seed": 0,
-        "vocabulary_size": 5,
         **options,
     }
-    return evaluate(model, stream, masking or CausalMasking(), device=CPU, **given)
+    data = StreamSource("fake", IdTokenizer(5), stream, stream)
+    return evaluate(model, data, masking or CausalMasking(), device=CPU, **given)
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_every_pair_of_neighbours() -> None:
@@ -50,7 +52,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_every_pair_of_neighbours() -> Non
     result = run(Bigram(torch.tensor(table, dtype=torch.float64).float()), stream)
     expected = -np.mean([logs[a, b] for a, b in pairwise(stream[:29])])
     assert result.loss == pytest.approx(expected, rel=1e-6)
-    assert (result.tokens, result.span) == (28, 29)
+    assert result.tokens == 28
     assert result.perplexity == pytest.approx(math.exp(expected), rel=1e-6)
 
 
@@ -151,4 +153,4 @@ def test_a_batch_in_which_no_position_counts_has_loss_zero_and_a_gradient_of_zer
 
 
 def test_an_infinite_loss_has_an_infinite_perplexity() -> None:
-    assert Evaluation(loss=1e6, tokens=1, span=2).perplexity == math.inf
+    assert Evaluation(loss=1e6, tokens=1).perplexity == math.inf

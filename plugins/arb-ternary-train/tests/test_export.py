@@ -11,7 +11,7 @@ import torch
 from arb_ternary.errors import ArbError, ConfigError, DataError, UsageProblem
 from arb_ternary_train.checkpoint import read_checkpoint
 from arb_ternary_train.export import SafetensorsExporter, export_run
-from arb_ternary_train.restore import load_run, measure, streamed_text
+from arb_ternary_train.restore import load_run, measure
 
 
 def test_the_export_holds_the_at_rest_tensors_and_says_what_they_are(tiny: Any, tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_a_run_read_back_measures_what_the_run_itself_measured(tiny: Any) -> Non
     run, report = tiny.run("run")
     trained = load_run(run.path)
     assert not trained.model.training
-    data, result = measure(trained)
+    result, baselines = measure(trained)
     assert result.loss == report.validation_loss
-    assert data.tokenizer.vocabulary_size == trained.tokenizer.vocabulary_size
+    assert baselines == report.baselines
     older = load_run(run.checkpoints / "step-00000006")
     assert older.checkpoint.step == 6
-    assert measure(older)[1].loss != report.validation_loss
+    assert measure(older)[0].loss != report.validation_loss
 
 
 def test_a_run_is_measured_on_its_own_data_only(tiny: Any) -> None:
@@ -76,20 +76,9 @@ def test_a_run_is_measured_on_its_own_data_only(tiny: Any) -> None:
 def test_a_run_is_used_without_its_data(tiny: Any) -> None:
     run, _ = tiny.run("run")
     (tiny.folder / "text.txt").unlink()
-    assert load_run(run.path).tokenizer.encode("to be") == load_run(run.path).tokenizer.encode("to be")
+    assert load_run(run.path).directory.attachments()["tokenizer"]["kind"] == "characters"
 
 
 def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match=r"it has no run\.json"):
         load_run(tmp_path)
-
-
-def test_streamed_text_shows_a_character_once_all_its_bytes_are_there() -> None:
-    from arb_ternary_text.data.tokenizers import ByteTokenizer
-
-    tokenizer = ByteTokenizer()
-    ids = tokenizer.encode("é→a")
-    pieces = list(streamed_text(tokenizer, tokenizer.encode("x"), iter(ids)))
-    assert pieces == ["é", "→", "a"]
-    cut = list(streamed_text(tokenizer, tokenizer.encode("x"), iter(ids[:4])))
-    assert "".join(cut) == "é\ufffd"

@@ -54,7 +54,7 @@ class Growing:
                 self.loop.load_state_dict(self.state)
                 self.state = None
             while self.loop.step < half.steps:
-                report = self.loop.take_step()
+                report = self.loop.train_micro_batch()
                 context.record_step(report.metrics(), tokens=report.tokens, phase_step=report.step, log=False)
                 context.checkpoint_if_due()
                 context.stop_if_requested()
@@ -85,28 +85,28 @@ PHASES = (
 def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
     tiny: Any, files_in: Any, install_plugin: Any, stop: int
 ) -> None:
-    from arb_ternary_train.context import RunContext
+    from arb_ternary_train.context import TrainingContext
 
     install_plugin("growing", PLUGIN)
     overrides = (PHASES, "checkpoint={every: 1, keep: 2}")
     whole, report = tiny.run("whole", *overrides)
-    record_step = RunContext.record_step
+    record_step = TrainingContext.record_step
 
-    def stopping(self: RunContext, *arguments: Any, **options: Any) -> None:
+    def stopping(self: TrainingContext, *arguments: Any, **options: Any) -> None:
         record_step(self, *arguments, **options)
         if self.step == stop:
-            self.stop.set("a test")
+            self.request_stop("a test")
 
     # Not the test's own monkeypatch: undoing that would bring back what `install_plugin` hides.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunContext, "record_step", stopping)
+        patch.setattr(TrainingContext, "record_step", stopping)
         with pytest.raises(Interrupted):
             tiny.run("stopped", *overrides)
     resumed, _ = tiny.run("stopped", *overrides, resume="auto")
     assert files_in(resumed.path) == files_in(whole.path)
     trained = load_run(whole.path)
     assert len(trained.model.blocks) == 2  # type: ignore[arg-type]
-    assert measure(trained)[1].loss == report.validation_loss
+    assert measure(trained)[0].loss == report.validation_loss
     assert read_checkpoint(whole.checkpoints / "step-00000009").state["structures"] == [{"blocks": 2}, None]
 
 

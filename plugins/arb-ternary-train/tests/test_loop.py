@@ -15,8 +15,11 @@ from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.data.masking import CausalMasking
-from arb_ternary_train.loop import TrainingLoop, takes_loss_signal
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import IdTokenizer
+from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.step_report import StepReport
 
 VOCABULARY = 7
 
@@ -48,18 +51,17 @@ class Context:
         self.step = 0
         self.vocabulary_size = VOCABULARY
         self.masking = CausalMasking()
-        self.data = SimpleNamespace(train=np.random.default_rng(0).integers(0, VOCABULARY, 400))
+        stream = np.random.default_rng(0).integers(0, VOCABULARY, 400)
+        self.data = StreamSource("fake", IdTokenizer(VOCABULARY), stream, stream)
         self.config = SimpleNamespace(optimizer=SimpleNamespace(name="fake"))
         self.evaluation_shape: tuple[int, int] | None = None
         self.skips: list[tuple[str, int]] = []
         self.activity = 0
+        self.logbook = SimpleNamespace(count_training=self.count_training)
         self.tokens = 0
 
     def make_optimizer(self) -> Any:
         return self.make(list(self.model.parameters()))
-
-    def trains_ternary_modules(self) -> bool:
-        return False
 
     def mark_progress(self) -> None:
         self.activity += 1
@@ -81,6 +83,13 @@ def loop_of(
     context = Context(Net(poisoned), make)
     given = {"steps": 20, "batch_size": 4, "block_size": 5, "lr_schedule": "constant", **options}
     return TrainingLoop(context, LoopOptions(**given), "phase 0"), context  # type: ignore[arg-type]
+
+
+def step(loop: TrainingLoop) -> StepReport:
+    """Train to the end of the next step."""
+    while (report := loop.train_micro_batch()) is None:
+        pass
+    return report
 
 
 def table(context: Context) -> torch.Tensor:
@@ -114,12 +123,12 @@ class Deferring(torch.optim.SGD):
 def test_one_step_descends_the_gradient_of_the_mean_loss() -> None:
     loop, context = loop_of()
     before = table(context)
-    report = loop.take_step()
+    report = step(loop)
     assert report.step == loop.step == 1
     assert report.tokens == 20
     assert report.metrics()["lr"] == 0.5
     # The same in closed form: the gradient of softmax cross entropy is softmax minus one-hot.
-    batch = loop.loader.sampler.batch(0)
+    batch = loop.batches.sampler.batch(0)
     gradient = np.zeros((VOCABULARY, VOCABULARY))
     losses = []
     for window in batch:
@@ -134,11 +143,11 @@ def test_one_step_descends_the_gradient_of_the_mean_loss() -> None:
 
 def test_accumulated_micro_batches_are_averaged() -> None:
     loop, context = loop_of(gradient_accumulation_steps=4)
-    assert [loop.advance() is None for _ in range(4)] == [True, True, True, False]
+    assert [loop.train_micro_batch() is None for _ in range(4)] == [True, True, True, False]
     together, other = loop_of(batch_size=16)
     # Four micro-batches of four samples are one batch of sixteen of them.
-    together.loader.sampler.batch = lambda cursor: np.concatenate([loop.loader.sampler.batch(i) for i in range(4)])  # type: ignore[method-assign]
-    together.take_step()
+    together.batches.sampler.batch = lambda cursor: np.concatenate([loop.batches.sampler.batch(i) for i in range(4)])  # type: ignore[method-assign]
+    step(together)
     torch.testing.assert_close(table(context), table(other))
 
 
@@ -146,33 +155,33 @@ def test_a_deferred_step_keeps_the_gradient_the_weights_and_the_schedule() -> No
     loop, context = loop_of(Deferring, lr_schedule="linear", lr=1.0, min_lr=0.0, steps=11)
     before = table(context)
     optimizer: Any = loop.optimizer
-    assert [loop.advance() for _ in range(2)] == [None, None]
+    assert [loop.train_micro_batch() for _ in range(2)] == [None, None]
     assert torch.equal(table(context), before)
     assert context.model.table.grad is not None  # type: ignore[union-attr]
-    report = loop.advance()
+    report = loop.train_micro_batch()
     assert report is not None
     assert report.tokens == 60
     assert not torch.equal(table(context), before)
-    loop.take_step()
+    step(loop)
     assert optimizer.zeroed == [3, 6]
     assert optimizer.rates == pytest.approx([1.0] * 3 + [0.9] * 3)
 
 
 def test_the_loss_of_a_deferred_step_is_the_mean_over_all_its_micro_batches() -> None:
     single, _ = loop_of(lr=1e-12)
-    losses = [single.take_step().loss for _ in range(3)]
+    losses = [step(single).loss for _ in range(3)]
     deferred, _ = loop_of(Deferring)
-    assert deferred.take_step().loss == pytest.approx(sum(losses) / 3)
+    assert step(deferred).loss == pytest.approx(sum(losses) / 3)
 
 
 def test_a_micro_batch_without_a_finite_loss_adds_no_gradient_and_is_recorded() -> None:
     loop, context = loop_of(poisoned=(2,), gradient_accumulation_steps=2)
-    loop.advance()
+    loop.train_micro_batch()
     kept = context.model.table.grad.clone()  # type: ignore[union-attr,operator]
-    assert loop.advance() is None
+    assert loop.train_micro_batch() is None
     assert torch.equal(context.model.table.grad, kept)  # type: ignore[union-attr,arg-type]
     assert context.skips == [("loss", 2)]
-    report = loop.advance()
+    report = loop.train_micro_batch()
     assert report is not None
     assert math.isfinite(report.loss)
     assert (loop.skipped, loop.micro_batches) == (1, 3)
@@ -182,7 +191,7 @@ def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
     loop, context = loop_of(poisoned=tuple(range(1, 100)), max_skipped=5)
     before = table(context)
     with pytest.raises(ArbError, match="step 1: 5 micro-batches in a row had no finite loss; the last was nan"):
-        loop.take_step()
+        step(loop)
     assert torch.equal(table(context), before)
 
 
@@ -200,8 +209,8 @@ def test_an_update_that_the_optimizer_skips_is_counted_and_is_no_step() -> None:
             return StepOutcome(flips=4, statistics={"threshold": 2})
 
     loop, context = loop_of(Skipping)
-    assert loop.advance() is None
-    report = loop.advance()
+    assert loop.train_micro_batch() is None
+    report = loop.train_micro_batch()
     assert report is not None
     assert (report.metrics()["flips"], report.metrics()["threshold"]) == (4, 2.0)
     assert context.skips == [("gradient", 1)]
@@ -210,7 +219,7 @@ def test_an_update_that_the_optimizer_skips_is_counted_and_is_no_step() -> None:
 def test_the_gradient_is_clipped_to_its_norm_which_is_reported() -> None:
     loop, context = loop_of(grad_clip=0.01)
     before = table(context)
-    report = loop.take_step()
+    report = step(loop)
     assert report.grad_norm is not None
     assert report.grad_norm > 0.01
     assert float((table(context) - before).norm()) == pytest.approx(0.5 * 0.01, rel=1e-3)
@@ -222,6 +231,8 @@ def test_clipping_is_refused_with_an_optimizer_that_defers() -> None:
 
 
 class Signalled(torch.optim.SGD):
+    takes_loss_signal = True
+
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.5)
         self.signals: list[float] = []
@@ -234,43 +245,20 @@ class Signalled(torch.optim.SGD):
 
 def test_an_optimizer_that_takes_the_loss_gets_the_mean_of_its_micro_batches() -> None:
     loop, _ = loop_of(Signalled, gradient_accumulation_steps=2)
-    report = loop.take_step()
+    report = step(loop)
     optimizer: Any = loop.optimizer
     assert optimizer.signals == [report.loss]
-
-
-def test_a_joined_optimizer_takes_the_loss_when_all_its_ternary_parts_do() -> None:
-    class Joined(torch.optim.SGD):
-        def __init__(self, **parts: Any) -> None:
-            super().__init__([nn.Parameter(torch.zeros(1))])
-            self.parts = parts
-
-        def step(self, closure: Any = None, **signals: Any) -> None:  # type: ignore[override]
-            pass
-
-    def part(kind: type, group: str) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = kind([nn.Parameter(torch.zeros(1))])
-        made.param_groups[0]["kind"] = group
-        return made
-
-    def plain(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=1.0)
-
-    assert takes_loss_signal(Joined(a=part(Signalled, "ternary"), b=part(plain, "float")))  # type: ignore[arg-type]
-    assert not takes_loss_signal(Joined(a=part(plain, "ternary"), b=part(plain, "float")))  # type: ignore[arg-type]
-    assert not takes_loss_signal(Joined(b=part(plain, "float")))  # type: ignore[arg-type]
-    assert not takes_loss_signal(sgd([nn.Parameter(torch.zeros(1))]))
 
 
 @pytest.mark.parametrize("make", [sgd, Deferring, lambda p: torch.optim.AdamW(p, lr=0.1)])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: int) -> None:
     whole, context = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
-    reports = [whole.advance() for _ in range(14)]
+    reports = [whole.train_micro_batch() for _ in range(14)]
     for stop in range(14):
         first, broken = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
         for _ in range(stop):
-            first.advance()
+            first.train_micro_batch()
         state, weights = first.state_dict(), {k: v.clone() for k, v in broken.model.state_dict().items()}
         calls = getattr(first.optimizer, "calls", 0)
         second, resumed = loop_of(make, gradient_accumulation_steps=accumulate, lr_schedule="cosine", poisoned=(2, 7))
@@ -279,19 +267,19 @@ def test_a_loop_continues_exactly_from_any_micro_batch(make: Any, accumulate: in
         second.load_state_dict(state)
         if calls:
             second.optimizer.calls = calls  # type: ignore[attr-defined]
-        assert [second.advance() for _ in range(stop, 14)] == reports[stop:]
+        assert [second.train_micro_batch() for _ in range(stop, 14)] == reports[stop:]
         assert torch.equal(table(resumed), table(context))
 
 
 def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     from arb_ternary_train import loop as module
 
-    first = loop_of()[0].take_step().loss
+    first = step(loop_of()[0]).loss
     monkeypatch.setattr(module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0))
     loop, context = loop_of()
     before, overflows = table(context), iter([math.inf, 1.0, 1.0])
     context.model.table.register_hook(lambda gradient: gradient * next(overflows))  # type: ignore[union-attr,operator]
-    assert loop.advance() is None
+    assert loop.train_micro_batch() is None
     assert torch.equal(table(context), before)
     assert context.model.table.grad is None  # type: ignore[union-attr]
     assert context.skips == [("gradient", 1)]
@@ -300,14 +288,14 @@ def test_a_gradient_that_overflows_its_scale_is_no_step_and_lowers_the_scale(mon
     again, other = loop_of()
     again.load_state_dict(state)
     assert again.state_dict()["scaler"] == state["scaler"]
-    report = loop.take_step()
-    assert report == again.take_step()
+    report = step(loop)
+    assert report == step(again)
     assert torch.equal(table(context), table(other))
     assert report.loss != first  # the batch that overflowed is not part of the step
     # Scaled and unscaled: the step is the one that the plain loss takes.
     plain, third = loop_of()
-    plain.loader.sampler.cursor = 1
-    plain.take_step()
+    plain.batches.sampler.cursor = 1
+    step(plain)
     torch.testing.assert_close(table(third), table(context))
 
 
@@ -321,7 +309,7 @@ def test_a_compiled_model_is_what_runs_and_the_plain_one_is_what_is_stored(monke
     monkeypatch.setattr(torch, "compile", compile_)
     loop, context = loop_of(compile_model=True)
     plain, other = loop_of()
-    assert loop.take_step() == plain.take_step()
+    assert step(loop) == step(plain)
     assert compiled == [context.model]
     assert torch.equal(table(context), table(other))
 
@@ -339,7 +327,7 @@ def test_masks_depend_on_seed_step_and_micro_batch_and_not_on_the_global_generat
         context.masking = Recording()
         for _ in range(3):
             torch.rand(noise)
-            loop.take_step()
+            step(loop)
     for a, b in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(a, b)
     assert len({tuple(draw.tolist()) for draw in seen}) == 3
@@ -359,7 +347,7 @@ def test_an_option_that_the_model_cannot_do_is_refused(option: dict[str, bool], 
 
 def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
     loop, context = loop_of(dtype="bfloat16")
-    loop.take_step()
+    step(loop)
     assert table(context).dtype == torch.bfloat16
 
 
@@ -382,8 +370,8 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
 
     class Backwards(TrainingLoop):
         def mask(self, batch: Batch) -> MaskedBatch:
-            inputs = batch.tokens[:, 1:].clone()
-            return MaskedBatch(inputs, batch.tokens[:, :-1].clone(), torch.ones_like(inputs, dtype=torch.bool))
+            inputs = batch.data[:, 1:].clone()
+            return MaskedBatch(inputs, batch.data[:, :-1].clone(), torch.ones_like(inputs, dtype=torch.bool))
 
         def predict(self, batch: Batch, masked: MaskedBatch) -> torch.Tensor:
             seen.append((self.micro_batches, batch.sample_ids, masked.inputs))
@@ -392,7 +380,7 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
     context = Context(Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     loop = Backwards(context, LoopOptions(steps=3, batch_size=2, block_size=4), "key")  # type: ignore[arg-type]
     for _ in range(3):
-        loop.take_step()
+        step(loop)
     assert [number for number, _, _ in seen] == [1, 2, 3]
     for _, ids, inputs in seen:
         for row, sample in enumerate(ids.tolist()):

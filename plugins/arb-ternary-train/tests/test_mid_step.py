@@ -31,15 +31,15 @@ def test_a_run_stopped_in_the_middle_of_a_step_ends_with_the_same_bytes(
     Path("run.yaml").write_text(CONFIG.replace("OPTIMIZER", optimizer))
     assert main(["train", "run.yaml", "--run-dir", "whole"]) == 0
     draws = []
-    backward = TrainingLoop._backward
+    predict = TrainingLoop.predict
 
-    def stopped(self: TrainingLoop, loss: Any) -> None:
-        draws.append(loss)
+    def stopped(self: TrainingLoop, batch: Any, masked: Any) -> Any:
+        draws.append(batch)
         if len(draws) == 8:
             signal.raise_signal(signal.SIGTERM)
-        backward(self, loss)
+        return predict(self, batch, masked)
 
-    monkeypatch.setattr(TrainingLoop, "_backward", stopped)
+    monkeypatch.setattr(TrainingLoop, "predict", stopped)
     assert main(["train", "run.yaml", "--run-dir", "part"]) == 130
     assert main(["train", "run.yaml", "--run-dir", "part", "--resume"]) == 0
     assert Path("part/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()

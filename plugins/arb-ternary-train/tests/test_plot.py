@@ -24,8 +24,8 @@ def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_
     for words in (
         "training",
         "validation",
-        f"unigram entropy {report.unigram_entropy:.3f}",
-        f"bigram entropy {report.bigram_entropy:.3f}",
+        f"unigram entropy {report.baselines['unigram_entropy']:.3f}",
+        f"bigram entropy {report.baselines['bigram_entropy']:.3f}",
         "optimizer step",
         "loss, nats a token",
     ):

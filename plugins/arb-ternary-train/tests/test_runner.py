@@ -181,7 +181,7 @@ def test_a_run_directory_holds_what_is_needed_to_repeat_and_to_use_the_run(tiny:
     assert record["seed"] == 3
     assert record["backend"] == {"name": current_backend(), "source": "default"}
     assert record["versions"]["torch"] == torch.__version__ or record["versions"]["torch"] in torch.__version__
-    assert json.loads(run.tokenizer_file.read_text())["kind"] == "characters"
+    assert json.loads(run.attachment_file("tokenizer").read_text())["kind"] == "characters"
     result = json.loads(run.result_file.read_text())
     assert result["validation_loss"] == report.validation_loss
     assert result["tokens"] == 8 * 2 * 8
@@ -324,7 +324,7 @@ def test_observers_see_the_run_in_order_and_keep_their_state_over_a_resume(
             self.steps += 1
             assert metrics["tokens_per_second"] > 0
             if step == self.stop_at:
-                context.stop.set("the watcher")
+                context.request_stop("the watcher")
 
         @hookimpl
         def arb_checkpoint_save(self, state: dict[str, Any]) -> None:

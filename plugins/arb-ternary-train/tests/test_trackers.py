@@ -29,18 +29,18 @@ def test_the_table_has_one_row_a_step_with_the_numbers_of_the_metrics_file(tiny:
 def test_a_resumed_run_continues_the_table_without_a_gap_or_a_repetition(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from arb_ternary_train.context import RunContext
+    from arb_ternary_train.context import TrainingContext
 
-    record_step = RunContext.record_step
+    record_step = TrainingContext.record_step
 
-    def stopping(self: RunContext, *arguments: Any, **options: Any) -> None:
+    def stopping(self: TrainingContext, *arguments: Any, **options: Any) -> None:
         record_step(self, *arguments, **options)
         if self.step == 4:
-            self.stop.set("a test")
+            self.request_stop("a test")
         if self.step == 5:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(RunContext, "record_step", stopping)
+    monkeypatch.setattr(TrainingContext, "record_step", stopping)
     with pytest.raises(Interrupted):
         tiny.run("run", "trackers=[csv]")
     with pytest.raises(RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes
+from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, takes_loss_signal
 
 __all__ = ["JoinedOptimizer"]
 
@@ -32,6 +32,12 @@ class JoinedOptimizer(Optimizer):
         self.param_groups = groups
         self._complete = True
 
+    @property
+    def takes_loss_signal(self) -> bool:
+        """Whether there are parts of ternary modules, and all of them take it."""
+        ternary = [part for part in self.parts.values() if _is_ternary(part)]
+        return bool(ternary) and all(map(takes_loss_signal, ternary))
+
     def __getstate__(self) -> dict[str, Any]:
         return copied_attributes(self)
 
@@ -48,8 +54,7 @@ class JoinedOptimizer(Optimizer):
                 closure()
         outcomes = []
         for part in self.parts.values():
-            ternary = any(group.get("kind") == "ternary" for group in part.param_groups)
-            outcome = as_outcome(part.step(**signals) if ternary else part.step(), part)
+            outcome = as_outcome(part.step(**signals) if _is_ternary(part) else part.step(), part)
             if outcome.skipped:
                 self.zero_grad()
                 return outcome
@@ -85,3 +90,7 @@ class JoinedOptimizer(Optimizer):
             part.load_state_dict(dict(state_dict["parts"][name]))
         # Loading gives a part new group dictionaries.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+
+
+def _is_ternary(part: Optimizer) -> bool:
+    return any(group.get("kind") == "ternary" for group in part.param_groups)

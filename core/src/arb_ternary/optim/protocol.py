@@ -1,9 +1,9 @@
-"""What an optimizer is given and what its step reports."""
+"""What an optimizer is given, what its step reports, and what it may declare beside ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -11,11 +11,28 @@ from arb_ternary.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
+    from arb_ternary.config.choice import Choice
+    from arb_ternary.specs import OptimizerSpec
     from arb_ternary.ternary.module import TernaryModule
     from arb_ternary.ternary.stored import StoredWeights
 
-__all__ = ["StepOutcome", "Trainable", "as_outcome", "collect_trainable", "copied_attributes", "require_accepted"]
+__all__ = [
+    "Joins",
+    "KeepsOutcome",
+    "MayDefer",
+    "StepOutcome",
+    "TakesLossSignal",
+    "Trainable",
+    "Wraps",
+    "as_outcome",
+    "build_optimizer",
+    "collect_trainable",
+    "copied_attributes",
+    "inner_optimizers",
+    "takes_loss_signal",
+]
 
 
 @frozen
@@ -25,9 +42,8 @@ class Trainable:
     Attributes:
         ternary: modules whose packed weights learn by votes and that are not frozen.
         floats: float parameters with ``requires_grad``.
-        stored: modules that keep integer weights in a format of their own and are not frozen. Since interface 1.1.
+        stored: modules that keep integer weights in a format of their own and are not frozen.
         idle: kinds of parts that the model has and that are all frozen now, so that there is nothing of the kind above.
-            Since interface 1.2.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
@@ -66,17 +82,68 @@ class StepOutcome:
     statistics: Mapping[str, float] = field(factory=dict)
 
 
-def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
-    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None.
+@runtime_checkable
+class Wraps(Protocol):
+    """An optimizer that decides when another one steps. Its own groups are of another ``kind`` than those."""
 
-    A wrapper that returns a bool may keep the numbers of that step in its attribute ``last_outcome``.
-    """
+    @property
+    def inner(self) -> Optimizer: ...
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """An optimizer that is made of several."""
+
+    @property
+    def parts(self) -> Mapping[str, Optimizer]: ...
+
+
+@runtime_checkable
+class MayDefer(Protocol):
+    """An optimizer whose ``step`` may put a step off (``stepped=False``) while ``defers``."""
+
+    @property
+    def defers(self) -> bool: ...
+
+
+@runtime_checkable
+class TakesLossSignal(Protocol):
+    """An optimizer whose ``step`` takes ``loss_signal``, the mean loss since the last call, while it says so."""
+
+    @property
+    def takes_loss_signal(self) -> bool: ...
+
+
+@runtime_checkable
+class KeepsOutcome(Protocol):
+    """An optimizer whose ``step`` returns a bool, with the numbers of that step here."""
+
+    @property
+    def last_outcome(self) -> StepOutcome: ...
+
+
+def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """``optimizer`` and, at any depth, those that it is made of, each before what is inside it."""
+    yield optimizer
+    inside = [*optimizer.parts.values()] if isinstance(optimizer, Joins) else []
+    if isinstance(optimizer, Wraps):
+        inside.append(optimizer.inner)
+    for each in inside:
+        yield from inner_optimizers(each)
+
+
+def takes_loss_signal(optimizer: Optimizer) -> bool:
+    """Whether to hand ``loss_signal`` to ``optimizer.step``; see :class:`TakesLossSignal`."""
+    return isinstance(optimizer, TakesLossSignal) and optimizer.takes_loss_signal
+
+
+def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
+    """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None."""
     if isinstance(result, StepOutcome):
         return result
     if isinstance(result, bool):
-        last = getattr(optimizer, "last_outcome", None)
-        if isinstance(last, StepOutcome) and last.stepped == result:
-            return last
+        if isinstance(optimizer, KeepsOutcome) and optimizer.last_outcome.stepped == result:
+            return optimizer.last_outcome
         return StepOutcome(stepped=result)
     return StepOutcome()
 
@@ -106,8 +173,8 @@ def collect_trainable(model: nn.Module) -> Trainable:
     return Trainable(ternary, floats, stored, idle)
 
 
-def require_accepted(where: str, name: str, accepts: Collection[str], trainable: Trainable) -> None:
-    """See that the optimizer ``name``, named at ``where`` in a config, trains all kinds of parts in ``trainable``.
+def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:
+    """The optimizer that a config chose at ``where``, over all of ``trainable``.
 
     Raises:
         ConfigError: there are parts of a kind that it does not accept.
@@ -118,9 +185,11 @@ def require_accepted(where: str, name: str, accepts: Collection[str], trainable:
         "stored": "modules with integer weights of their own format",
     }
     for kind, parts in trainable.parts.items():
-        if kind not in accepts:
+        if kind not in choice.spec.accepts:
             raise ConfigError(
-                f"{where}: {name!r} cannot train {nouns[kind]}, and the model has {len(parts)} of them, "
+                f"{where}: {choice.name!r} cannot train {nouns[kind]}, and the model has {len(parts)} of them, "
                 f"the first being {next(iter(parts))!r}",
                 "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
             )
+    built: Optimizer = choice.build(trainable)
+    return built

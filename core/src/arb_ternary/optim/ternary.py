@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class TernaryOptimizer(Optimizer):
         modules: ternary modules by qualified name. Modules whose thresholds differ get groups of their own.
         defaults: entries of every group.
     """
+
+    takes_loss_signal: ClassVar[bool] = True
 
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
         if not modules:

@@ -1,21 +1,31 @@
-"""Batches, masked batches, data sources and masking strategies: what passes between data and training.
+"""What passes between data and training: batches, what masking makes of them, and where both come from.
 
-Shapes: ``B`` samples a batch, ``S`` positions a sample.
+Shapes: ``B`` samples a batch, ``S`` predictions a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor
 
-__all__ = ["Batch", "DataSource", "MaskContext", "MaskedBatch", "MaskingStrategy", "Tokenizer"]
+__all__ = [
+    "Attachments",
+    "Baselines",
+    "Batch",
+    "BatchRequest",
+    "Batches",
+    "DataSource",
+    "MaskContext",
+    "MaskedBatch",
+    "MaskingStrategy",
+    "ReservesIds",
+]
 
 
 @frozen(eq=False)
@@ -23,35 +33,124 @@ class Batch:
     """Raw samples.
 
     Attributes:
-        tokens: int64 ``[B, S + 1]``: ``S`` inputs and the token that follows the last.
+        data: ``[B, ...]``, of the source's own kind: windows of a stream of ids are int64 ``[B, S + 1]``, ``S`` inputs
+            and the id that follows the last. Only the masking strategy looks inside.
         sample_ids: int64 ``[B]``: identity of each sample, the same in every epoch and independent of its row.
         extras: further tensors by name (first dimension ``B``).
     """
 
-    tokens: Tensor
+    data: Tensor
     sample_ids: Tensor
     extras: Mapping[str, Tensor] = field(factory=dict)
 
 
 @frozen
+class BatchRequest:
+    """The batches that training asks for.
+
+    Attributes:
+        batch_size: ``B``.
+        block_size: ``S``; a source whose samples have a size of their own ignores it.
+        seed: chooses the order.
+        order: ``random``, or ``sequential``: each row of a batch continues the same row of the batch before.
+        workers: threads that read ahead; 0 = none.
+        pin_memory: page-locked memory, from which a copy to the accelerator can run beside computation.
+    """
+
+    batch_size: int
+    block_size: int
+    seed: int
+    order: Literal["random", "sequential"] = "random"
+    workers: int = 0
+    pin_memory: bool = False
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """An endless iterator over batches in the memory of the host; the same request gives the same batches."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the next batch continues the last one, so that a model may keep its state."""
+        ...
+
+    def __next__(self) -> Batch: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is, in plain values; batches that were read ahead do not count."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken; DataError where it was of other data or another request."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        ...
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """What a model is trained and judged on. A source may also have :class:`Baselines` and :class:`Attachments`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids, or classes, that a prediction chooses among; the model is built for so many."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of everything in it; a resumed run must find the same."""
+        ...
+
+    def batches(self, request: BatchRequest) -> Batches:
+        """Training samples; DataError where there are too few."""
+        ...
+
+    def samples_per_epoch(self, block_size: int) -> int:
+        """Training samples of ``block_size`` predictions in one pass."""
+        ...
+
+    def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
+        """The same samples at every evaluation, in order; of ``limit`` batches, spread evenly over all."""
+        ...
+
+
+@runtime_checkable
+class Baselines(Protocol):
+    """A data source that knows what simple predictors reach on its held-out samples."""
+
+    def baselines(self, block_size: int) -> Mapping[str, float]:
+        """Losses in nats a prediction, by name, over the samples of a whole evaluation."""
+        ...
+
+
+@runtime_checkable
+class Attachments(Protocol):
+    """A data source with what a trained model needs where the data is not at hand, such as names of its ids."""
+
+    def attachments(self) -> Mapping[str, Any]:
+        """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""
+        ...
+
+
+@frozen
 class MaskContext:
-    """Where in the run a batch is masked.
+    """Where in the run a batch is masked. A phase whose own strategies need more passes a subclass.
 
     Attributes:
         step: optimizer steps taken so far in the phase.
         seed: the run's seed.
-        vocabulary_size: number of token ids.
+        vocabulary_size: of the data source.
         training: False in evaluation.
-        depth: how far a model that grows has come: 0 with its first stack, 1 with its last; 1 for an ordinary run.
-        time: diffusion time in [0, 1], where the phase has one.
     """
 
     step: int
     seed: int
     vocabulary_size: int
     training: bool = True
-    depth: float = 1.0
-    time: float | None = None
 
 
 @frozen(eq=False)
@@ -59,11 +158,11 @@ class MaskedBatch:
     """What the model sees and what it is asked.
 
     Attributes:
-        inputs: int64 ``[B, S]``.
-        targets: int64 ``[B, S]``.
-        loss_mask: bool ``[B, S]``: positions that count in the loss.
+        inputs: ``[B, ...]``; ids are int64 ``[B, S]``.
+        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose.
+        loss_mask: bool, of the shape of ``targets``: predictions that count in the loss.
         times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an input; None = there
-            is none. Since interface 1.3.
+            is none.
     """
 
     inputs: Tensor
@@ -80,11 +179,7 @@ class MaskedBatch:
 
 @runtime_checkable
 class MaskingStrategy(Protocol):
-    """Turns samples into inputs, targets and a loss mask; pure given its arguments.
-
-    A strategy that puts a token of its own in the place of others has, besides ``apply``, a method
-    ``reserved_ids(vocabulary_size) -> Sequence[int]``: the ids that the data must not use. Since interface 1.2.
-    """
+    """Turns samples into inputs, targets and a loss mask; pure given its arguments. See also :class:`ReservesIds`."""
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time and seed."""
@@ -92,37 +187,9 @@ class MaskingStrategy(Protocol):
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
+class ReservesIds(Protocol):
+    """A masking strategy that puts an id of its own in the place of others."""
 
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything needed to rebuild the tokenizer; stored in run directories and checkpoints."""
-        ...
-
-
-@runtime_checkable
-class DataSource(Protocol):
-    """Token streams for training and validation: one-dimensional integer arrays, memory-mapped where they are large."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def train(self) -> np.ndarray[Any, Any]: ...
-
-    @property
-    def validation(self) -> np.ndarray[Any, Any]: ...
-
-    def fingerprint(self) -> str:
-        """A digest of content and tokenizer; a resumed run must find the same."""
+    def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
+        """The ids that the data must not use."""
         ...

@@ -1,4 +1,4 @@
-"""Phases, exporters and checks: the components that act on a whole run."""
+"""Runs, as their parts see them, and the components that act on a whole run: phases, exporters and checks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,66 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from attrs import field, frozen
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from arb_ternary_train.context import RunContext
+__all__ = ["Check", "CheckResult", "Exporter", "ModelChangingPhase", "Phase", "PhaseResult", "RunContext"]
 
-__all__ = ["Check", "CheckResult", "Exporter", "ModelChangingPhase", "Phase", "PhaseResult"]
+
+class RunContext(Protocol):
+    """A run, as a phase, an observer and a check see it.
+
+    Attributes:
+        model: the model; a phase that changes its structure may put another in its place.
+    """
+
+    model: nn.Module
+
+    @property
+    def directory(self) -> Path:
+        """Where the run writes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken in the whole run."""
+        ...
+
+    @property
+    def phase_index(self) -> int:
+        """Position of the current phase in the config's list."""
+        ...
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+    def request_stop(self, reason: str) -> None:
+        """Have the run save a checkpoint and end, as a signal would."""
+        ...
+
+    def stop_if_requested(self) -> None:
+        """Save a checkpoint and raise ``Interrupted``, if somebody asked for it."""
+        ...
+
+    def checkpoint_if_due(self) -> None: ...
+
+    def save_checkpoint(self) -> Path: ...
+
+    def note(self, text: str) -> None:
+        """A lasting line for the person who watches."""
+        ...
+
+    def held_out_loss(self) -> float:
+        """Loss on all held-out samples, nats a prediction: that of the last evaluation, or of one made now."""
+        ...
 
 
 @frozen
@@ -28,11 +83,11 @@ class PhaseResult:
 class Phase(Protocol):
     """A stretch of a run. The config lists phases; they run in that order.
 
-    ``run`` starts from a fresh phase or from what ``load_state_dict`` restored, polls ``context.stop_requested``
-    between steps (``context.stop_if_requested()`` saves and leaves) and calls ``context.checkpoint_if_due()`` after
-    each, and ``context.save_checkpoint()`` after the last. ``state_dict`` must then describe the phase completely
-    (cursor, step, optimizer, schedules, micro-batches in flight), so that a resumed phase ends with the same bits.
-    Values are nested dicts and lists of tensors, numbers, strings, booleans and None.
+    ``run`` starts from a fresh phase or from what ``load_state_dict`` restored, calls ``context.stop_if_requested()``
+    between steps, ``context.checkpoint_if_due()`` after each and ``context.save_checkpoint()`` after the last.
+    ``state_dict`` must then describe the phase completely (cursor, step, optimizer, schedules, micro-batches in
+    flight), so that a resumed phase ends with the same bits. Values are nested dicts and lists of tensors, numbers,
+    strings, booleans and None.
     """
 
     @property
@@ -47,8 +102,7 @@ class Phase(Protocol):
 
 @runtime_checkable
 class ModelChangingPhase(Protocol):
-    """What a phase has besides :class:`Phase` when it changes the structure of the model: adds blocks, replaces
-    modules.
+    """What a phase has besides :class:`Phase` when it adds blocks or replaces modules.
 
     Weights can only be loaded into a model of the right structure. So the structure is stored beside them, also after
     the phase has ended, and is made again before weights are loaded: to resume, to evaluate, to export.

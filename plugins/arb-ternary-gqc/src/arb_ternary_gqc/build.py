@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import Trainable, require_accepted
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary_gqc.config import GNRConfig, GNSConfig, GNTSConfig, MHTConfig, SBCConfig, WrapperConfig
 from arb_ternary_gqc.gnr import GradientNormRescaler
 from arb_ternary_gqc.gns import GradientNoiseScale
@@ -23,10 +23,7 @@ def _inner(config: WrapperConfig, trainable: Trainable) -> Optimizer:
     Raises:
         ConfigError: the model has parts that it cannot train.
     """
-    choice = config.inner
-    require_accepted("optimizer.inner", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), trainable)
-    inner: Optimizer = choice.build(trainable)
-    return inner
+    return build_optimizer("optimizer.inner", config.inner, trainable)
 
 
 def _options(config: Any, *names: str) -> dict[str, Any]:

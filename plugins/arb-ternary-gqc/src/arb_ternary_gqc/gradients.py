@@ -10,7 +10,7 @@ gradient that never was a tensor: counts of NaN, sums of squares and, under scal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,19 +19,11 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["Gradients", "float_parameters", "optimizers_in", "ternary_modules_of"]
-
-
-def optimizers_in(optimizer: Any) -> Iterator[Optimizer]:
-    """An optimizer and those that it is made of: the parts of a joined one, the inner one of a wrapper."""
-    if isinstance(optimizer, Optimizer):
-        yield optimizer
-        for part in getattr(optimizer, "parts", {}).values():
-            yield from optimizers_in(part)
-        yield from optimizers_in(getattr(optimizer, "inner", None))
+__all__ = ["Gradients", "float_parameters", "ternary_modules_of"]
 
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
@@ -41,7 +33,7 @@ def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
 
 def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[TernaryModule]:
     """The ternary modules of a param group of ``optimizer``, which may belong to an optimizer inside it."""
-    for part in optimizers_in(optimizer):
+    for part in inner_optimizers(optimizer):
         if isinstance(part, TernaryOptimizer):
             for index, own in enumerate(part.param_groups):
                 if own is group:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from attrs import frozen
 
 from arb_ternary.config.options import non_negative, option, positive
-from arb_ternary_train.schedules import scheduled_value
 
 __all__ = ["QuantitySchedule"]
 
@@ -36,7 +36,10 @@ class QuantitySchedule:
         """The quantity for micro-batch ``batch``, from 0."""
         if batch < self.warmup_batches:
             return initial * (self.warmup_start + batch / self.warmup_batches * (1.0 - self.warmup_start))
-        share = scheduled_value(
-            self.kind, batch, steps=self.batches, warmup=self.warmup_batches, peak=1.0, floor=self.final
-        )
-        return initial * share
+        last = self.batches - 1
+        progress = min(1.0, (batch - self.warmup_batches) / max(1, last - self.warmup_batches))
+        if self.kind == "constant":
+            return initial
+        if self.kind == "cosine":
+            return initial * (self.final + (1.0 - self.final) * (1.0 + math.cos(math.pi * progress)) / 2.0)
+        return initial * (1.0 + (self.final - 1.0) * (math.sqrt(progress) if self.kind == "sqrt" else progress))

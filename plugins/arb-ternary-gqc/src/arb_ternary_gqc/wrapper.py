@@ -12,15 +12,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    as_outcome,
+    copied_attributes,
+    inner_optimizers,
+    takes_loss_signal,
+)
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
-from arb_ternary_gqc.gradients import Gradients, float_parameters, optimizers_in, ternary_modules_of
+from arb_ternary_gqc.gradients import Gradients, float_parameters, ternary_modules_of
 from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
 from arb_ternary_gqc.ranks import Ranks
 from arb_ternary_gqc.schedule import QuantitySchedule
-from arb_ternary_train.loop import takes_loss_signal
 
 __all__ = ["OptimizerWrapper"]
 
@@ -61,8 +66,9 @@ class OptimizerWrapper(Optimizer):
         ConfigError: an argument is outside its range, or the combination cannot work.
     """
 
-    #: Whether ``step`` may put a step off; the training loop asks.
+    #: Whether ``step`` may put a step off, and takes the loss; the training loop asks.
     defers: ClassVar[bool] = True
+    takes_loss_signal: ClassVar[bool] = True
     #: Whether decisions need the gradient of every micro-batch.
     decides_on_gradients: ClassVar[bool] = True
     #: GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is ever lost.
@@ -213,7 +219,7 @@ class OptimizerWrapper(Optimizer):
         self, closure: Callable[[], Any] | None, loss_signal: Tensor | float | None, metric: Tensor | float | None
     ) -> bool:
         given, numbers = numbers_given(self._run(closure), loss_signal, metric)
-        for part in optimizers_in(self.inner):
+        for part in inner_optimizers(self.inner):
             # A scheduler on the inner optimizer warns if it is called first; putting a step off is an answer too.
             part._opt_called = True  # type: ignore[attr-defined]
         if self.schedule is not None and self._own is not None:
@@ -239,7 +245,7 @@ class OptimizerWrapper(Optimizer):
         wants = self._wants_step(Draw(gradients, norm, values.get("metric")))
         if self._ranks.all(wants or self.num_draws >= self._most_draws()):
             return self._take_step()
-        for part in optimizers_in(self.inner):
+        for part in inner_optimizers(self.inner):
             if isinstance(part, TernaryOptimizer):
                 part.defer_step()
         self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws))

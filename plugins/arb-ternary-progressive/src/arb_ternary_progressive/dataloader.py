@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
 from arb_ternary.protocols.data import MaskContext, MaskingStrategy
 from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
-from arb_ternary_progressive.masking import HidingStrategy
+from arb_ternary_progressive.masking import GrowthContext, HidingStrategy
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
 from arb_ternary_progressive.objectives import check_objective, objective_targets
 from arb_ternary_progressive.samples import Samples, as_samples, cache_keys
@@ -190,7 +190,7 @@ class ProgressiveDataLoader:
         time = None
         if isinstance(strategy, TimeStepMasking) and not self._time_is_an_input():
             time = strategy.time_for_stack(self.stack_idx, final_depth=self.final_depth)
-        return MaskContext(
+        return GrowthContext(
             step=0, seed=self.seed, vocabulary_size=self.vocabulary_size or 0, depth=self.depth, time=time
         )
 

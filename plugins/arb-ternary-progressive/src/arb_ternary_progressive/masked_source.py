@@ -13,9 +13,8 @@ from attrs import frozen
 from arb_ternary.config.choice import DataChoice
 from arb_ternary.config.options import option
 from arb_ternary.errors import DataError
-from arb_ternary.protocols.data import DataSource, Tokenizer
 from arb_ternary_text.data.source import StreamSource
-from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer
+from arb_ternary_text.data.tokenizers import ByteTokenizer, CharacterTokenizer, FileTokenizer, IdTokenizer, Tokenizer
 
 __all__ = ["WithMaskTokenConfig", "build", "with_mask_token"]
 
@@ -32,7 +31,9 @@ class WithMaskTokenConfig:
 
 def build(config: WithMaskTokenConfig) -> StreamSource:
     """The factory that the ``with_mask_token`` source registers."""
-    source: DataSource = config.source.build()
+    source = config.source.build()
+    if not isinstance(source, StreamSource):
+        raise DataError(f"with_mask_token: the data source {config.source.name!r} is no stream of tokens")
     return StreamSource(
         f"{source.name} with mask token", with_mask_token(source.tokenizer), source.train, source.validation
     )

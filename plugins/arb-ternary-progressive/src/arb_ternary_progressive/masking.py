@@ -17,9 +17,37 @@ from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_progressive.masks import corrupt, hidden_positions
 
-__all__ = ["HidingStrategy", "Replacement", "ReplacementOptions", "RowMasks", "refuse_excess"]
+__all__ = [
+    "GrowthContext",
+    "HidingStrategy",
+    "Replacement",
+    "ReplacementOptions",
+    "RowMasks",
+    "growth_of",
+    "refuse_excess",
+]
 
 MASK_TOKEN_HELP = "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary"
+
+
+@frozen
+class GrowthContext(MaskContext):
+    """Where in the growth of a model a batch is masked.
+
+    Attributes:
+        depth: how far the model has come: 0 with its first stack, 1 with its last; 1 for one that does not grow.
+        time: diffusion time in [0, 1], where the phase has one.
+    """
+
+    depth: float = 1.0
+    time: float | None = None
+
+
+def growth_of(context: MaskContext) -> GrowthContext:
+    """``context`` as one of growth: of a model that does not grow, where the phase says nothing of it."""
+    if isinstance(context, GrowthContext):
+        return context
+    return GrowthContext(context.step, context.seed, context.vocabulary_size, context.training)
 
 
 class Replacement(Protocol):
@@ -130,7 +158,7 @@ class HidingStrategy(ABC):
             DataError: the mask token occurs in the data.
             ConfigError: it is outside the vocabulary.
         """
-        tokens_BS = batch.tokens[:, :-1].clone(memory_format=torch.contiguous_format)
+        tokens_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
         mask_token = self.mask_token(context.vocabulary_size)
         self._refuse_mask_token(tokens_BS, batch.sample_ids, mask_token)
         rows = self.rows(batch, generator, context)
@@ -150,8 +178,8 @@ class HidingStrategy(ABC):
         return MaskedBatch(inputs_BS, tokens_BS, hidden_BS, times_B)
 
     def _masks(self, batch: Batch, rows: RowMasks, context: MaskContext) -> Tensor:
-        ids_B = batch.sample_ids.to(batch.tokens.device)
-        return hidden_positions(ids_B, batch.tokens.shape[1] - 1, rows.shares, rows.keys, context.seed)
+        ids_B = batch.sample_ids.to(batch.data.device)
+        return hidden_positions(ids_B, batch.data.shape[1] - 1, rows.shares, rows.keys, context.seed)
 
     @staticmethod
     def _refuse_mask_token(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> None:

@@ -8,7 +8,7 @@ from attrs import frozen
 from arb_ternary.config.options import fraction as is_fraction
 from arb_ternary.config.options import option
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
+from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks, growth_of
 from arb_ternary_progressive.masks import time_key
 
 __all__ = ["MlmConfig", "MlmMasking", "build"]
@@ -35,7 +35,7 @@ class MlmMasking(HidingStrategy):
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
         """See :class:`HidingStrategy`."""
         count = len(batch.sample_ids)
-        return RowMasks((self.config.fraction,) * count, (time_key(context.time),) * count)
+        return RowMasks((self.config.fraction,) * count, (time_key(growth_of(context).time),) * count)
 
 
 def build(config: MlmConfig) -> MlmMasking:

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from arb_ternary.config.options import fraction, option
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
+from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks, growth_of
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.time import exponential
 
@@ -44,7 +44,7 @@ def progressive_fraction(depth: float, schedule: Schedule = "linear", start: flo
 
 
 class ProgressiveMasking(HidingStrategy):
-    """Hides a share of each row that depends on ``MaskContext.depth``, 1 in a run that does not grow its model."""
+    """Hides a share of each row that depends on ``GrowthContext.depth``, 1 in a run that does not grow its model."""
 
     def __init__(self, config: ProgressiveMaskingConfig | None = None) -> None:
         self.config = ProgressiveMaskingConfig() if config is None else config
@@ -52,9 +52,9 @@ class ProgressiveMasking(HidingStrategy):
 
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
         """See :class:`HidingStrategy`. Depth stands for time where there is none."""
-        count, config = len(batch.sample_ids), self.config
-        share = progressive_fraction(context.depth, config.schedule, config.start, config.end)
-        key = time_key(context.depth if context.time is None else context.time)
+        count, config, growth = len(batch.sample_ids), self.config, growth_of(context)
+        share = progressive_fraction(growth.depth, config.schedule, config.start, config.end)
+        key = time_key(growth.depth if growth.time is None else growth.time)
         return RowMasks((share,) * count, (key,) * count)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from arb_ternary.config.options import option, positive
 from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks
+from arb_ternary_progressive.masking import GrowthContext, HidingStrategy, ReplacementOptions, RowMasks, growth_of
 from arb_ternary_progressive.masks import time_key
 from arb_ternary_progressive.samples import as_samples
 from arb_ternary_progressive.time import (
@@ -78,9 +78,9 @@ class TimeStepConfig(ReplacementOptions):
 class TimeStepMasking(HidingStrategy):
     """Hides a share of each row that belongs to its time step.
 
-    A time that the phase gives (``MaskContext.time``) decides. Where there is none, time is drawn (``input``): in
+    A time that the phase gives (``GrowthContext.time``) decides. Where there is none, time is drawn (``input``): in
     training from the generator, one for the batch or one for each sample; in evaluation by the sample's id, so that the
-    loss does not depend on how samples are batched. Or it follows from ``MaskContext.depth`` (``depth``).
+    loss does not depend on how samples are batched. Or it follows from ``GrowthContext.depth`` (``depth``).
 
     Args:
         config: the options of the strategy, or the config of progressive training.
@@ -169,7 +169,7 @@ class TimeStepMasking(HidingStrategy):
         if time is None and self.time_interpretation == "depth":
             time = self.time_for_stack(stack_idx)
         depth = depth_of(stack_idx, self._stacks(stack_idx))
-        context = MaskContext(0, self.seed, self.vocabulary_size or 0, depth=depth, time=time)
+        context = GrowthContext(0, self.seed, self.vocabulary_size or 0, depth=depth, time=time)
         return self.masks(samples.batch(), generator, context)
 
     # --- masks ---
@@ -181,11 +181,11 @@ class TimeStepMasking(HidingStrategy):
         return RowMasks(tuple(self.fractions[step] for step in steps), tuple(map(time_key, times)), times)
 
     def _steps(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> list[int]:
-        count = len(batch.sample_ids)
-        if context.time is not None:
-            return [step_of_time(context.time, self.num_time_steps)] * count
+        count, growth = len(batch.sample_ids), growth_of(context)
+        if growth.time is not None:
+            return [step_of_time(growth.time, self.num_time_steps)] * count
         if self.time_interpretation == "depth":
-            return [self._step_at(context.depth)] * count
+            return [self._step_at(growth.depth)] * count
         if context.training and self.time_sampling == "batch":
             drawn = float(torch.rand((), generator=generator))
             return [step_of_time(drawn, self.num_time_steps)] * count

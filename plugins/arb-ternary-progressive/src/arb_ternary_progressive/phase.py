@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
+from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.growth import Stage, release, trunk_stream
 from arb_ternary_progressive.history import Progress, StackRecord
+from arb_ternary_progressive.masking import GrowthContext
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
-from arb_ternary_text.data.sampler import window_count
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.seeding import derived_generator
-from arb_ternary_train.standard import attend_to_step, refuse_two_rates
+from arb_ternary_train.standard import check_single_lr, log_and_evaluate
 
 if TYPE_CHECKING:
-    from arb_ternary_train.context import RunContext
+    from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
 
 __all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
@@ -40,7 +40,7 @@ class _StackLoop(TrainingLoop):
 
     def __init__(
         self,
-        context: RunContext,
+        context: TrainingContext,
         options: LoopOptions,
         key: str,
         *,
@@ -66,7 +66,7 @@ class _StackLoop(TrainingLoop):
         if self._config.time_interpretation == "input" and self._config.time_sampling == "batch":
             drawn = torch.rand((), generator=self._generator("time"))
             moment = self._times = discrete_time(float(drawn), self._config.num_time_steps)
-        mask_context = MaskContext(
+        mask_context = GrowthContext(
             step=self.step,
             seed=context.seed,
             vocabulary_size=context.vocabulary_size,
@@ -112,9 +112,9 @@ class ProgressivePhase:
 
     # --- the protocol of a phase ---
 
-    def run(self, context: RunContext) -> PhaseResult:
+    def run(self, context: TrainingContext) -> PhaseResult:
         """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
-        refuse_two_rates(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
+        check_single_lr(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
         builder = self._adopt(context)
         cache = self._cache()
         try:
@@ -171,7 +171,7 @@ class ProgressivePhase:
         """How many stacks are trained at once."""
         return 1 if self.config.enabled else self.config.target_stacks - self._index
 
-    def _adopt(self, context: RunContext) -> ProgressiveRackBuilder:
+    def _adopt(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack; also says which stack is trained first."""
         config, where = self.config, f"phases[{context.phase_index}]"
         self._check_times(context, where)
@@ -198,7 +198,7 @@ class ProgressivePhase:
             )
         return self._builder
 
-    def _check_times(self, context: RunContext, where: str) -> None:
+    def _check_times(self, context: TrainingContext, where: str) -> None:
         """See that the masking agrees with the phase about times that are an input."""
         config, masking, name = self.config, context.masking, context.config.masking.name
         if config.time_interpretation != "input":
@@ -227,7 +227,9 @@ class ProgressivePhase:
             return None
         return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
 
-    def _train_stack(self, context: RunContext, builder: ProgressiveRackBuilder, cache: ActivationCache | None) -> None:
+    def _train_stack(
+        self, context: TrainingContext, builder: ProgressiveRackBuilder, cache: ActivationCache | None
+    ) -> None:
         """Add the stack (or all stacks, where they are trained together), if it is not there yet, and train it."""
         config, index = self.config, self._index + self._together - 1
         rack = builder.build_rack()
@@ -237,7 +239,7 @@ class ProgressivePhase:
             context.mark_progress()
         stage = Stage.enter(builder, config.trunk_strategy) if config.enabled else Stage.whole(rack)
         if cache is not None and index and stage.streams:
-            context.reporter.note(f"stack {index}: the activation cache is not used: {stage.streams}")
+            context.note(f"stack {index}: the activation cache is not used: {stage.streams}")
         stream = trunk_stream(stage, cache, config.cache_dtype)
         options = self._options(context)
         key = f"phase {context.phase_index} stack {index}"
@@ -249,12 +251,12 @@ class ProgressivePhase:
                 loop.load_state_dict(self._restored["loop"])
                 self._progress = Progress.from_state(self._restored["progress"])
                 self._restored = None
-            context.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
+            context.logbook.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
             while loop.step < options.steps:
                 self._advance(context, loop, stage)
         finally:
             loop.close()
-        context.reporter.stop()
+        context.logbook.reporter.stop()
         self._record(context, stage, loop)
         speech = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
         if cache is not None and before is not None and stream is not None:
@@ -264,15 +266,15 @@ class ProgressivePhase:
                 f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} samples in "
                 f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
             )
-        context.reporter.note(speech)
+        context.note(speech)
 
-    def _advance(self, context: RunContext, loop: _StackLoop, stage: Stage) -> None:
+    def _advance(self, context: TrainingContext, loop: _StackLoop, stage: Stage) -> None:
         """One micro-batch; then evaluate, save and stop where that is due."""
         config = self.config
-        report = loop.advance()
+        report = loop.train_micro_batch()
         if report is not None:
             self._progress.add(report.loss, report.tokens)
-            attend_to_step(
+            log_and_evaluate(
                 context,
                 report,
                 config,
@@ -280,20 +282,21 @@ class ProgressivePhase:
                 ends_phase=stage.index == config.target_stacks - 1,
                 more={"stack": stage.index},
             )
+            context.checkpoint_if_due()
         context.stop_if_requested()
 
-    def _record(self, context: RunContext, stage: Stage, loop: _StackLoop) -> None:
+    def _record(self, context: TrainingContext, stage: Stage, loop: _StackLoop) -> None:
         """Write down what became of the stack."""
         record = stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
         self.records.append(record)
-        context.metrics.write({"event": "stack", "step": context.step, "phase": self.name, **record.to_json()})
+        context.record("stack", record.to_json())
 
-    def _options(self, context: RunContext) -> LoopOptions:
+    def _options(self, context: TrainingContext) -> LoopOptions:
         config = self.config
         if config.steps_per_stack is not None:
             steps = config.steps_per_stack * self._together
         else:
-            windows = window_count(len(context.data.train), config.block_size, "the training stream")
+            windows = context.data.samples_per_epoch(config.block_size)
             step_samples = config.batch_size * config.gradient_accumulation_steps
             steps = math.ceil((config.epochs_per_stack or 1) * windows * self._together / step_samples)
         try:

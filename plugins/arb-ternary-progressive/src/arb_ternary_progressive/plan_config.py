@@ -19,7 +19,6 @@ from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
-from arb_ternary_text.data.sampler import window_count
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.config import RunConfig
@@ -64,7 +63,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         raise ConfigError(f"phases: none of them is progressive; they are {names}", "There is nothing to plan.")
     options: Any = phase.options
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
-    vocabulary = data.tokenizer.vocabulary_size
+    vocabulary = data.vocabulary_size
     layers = getattr(config.model.options, "layers", 1)
     native = native_precision(getattr(config.model.options, "float_parts", ()))
     device = resolve_device("cpu")
@@ -81,7 +80,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         )
         return builder
 
-    windows = window_count(len(data.train), options.block_size, "the training stream")
+    windows = data.samples_per_epoch(options.block_size)
     cache = None
     if options.cache_activations:
         cache = CacheNeed(_seen(options, windows), options.cache_bytes, HiddenCodec(options.cache_dtype))

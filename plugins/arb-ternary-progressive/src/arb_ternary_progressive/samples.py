@@ -58,7 +58,7 @@ def as_samples(raw: Batch | Mapping[str, Any] | Tensor | tuple[Tensor, ...] | li
         DataError: there are no token ids, or shapes or dtypes are wrong.
     """
     if isinstance(raw, Batch):
-        return Samples(_tokens(raw.tokens)[:, :-1], raw.sample_ids, extras=dict(raw.extras))
+        return Samples(_tokens(raw.data)[:, :-1], raw.sample_ids, extras=dict(raw.extras))
     if isinstance(raw, Tensor):
         raw = {"input_ids": raw}
     elif isinstance(raw, tuple | list):

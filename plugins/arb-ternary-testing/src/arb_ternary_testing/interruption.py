@@ -38,7 +38,7 @@ class Interruption:
         if step == self.config.step:
             if self.config.how == "crash":
                 raise Crash(f"step {step}")
-            context.stop.set("the conformance kit")
+            context.request_stop("the conformance kit")
 
 
 def interruption(step: int, how: Literal["stop", "crash"]) -> Choice[TrackerSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy, ReservesIds
 from arb_ternary_testing.component import ComponentCase
 
 __all__ = ["MaskingSuite"]
@@ -38,14 +39,18 @@ class MaskingSuite(ComponentCase):
     def make_batch(self, rows: int, positions: int, seed: int = 0) -> Batch:
         """A batch of random tokens, none of them reserved; override it where the strategy needs ``extras``."""
         rng = np.random.default_rng(seed)
-        reserved = set(getattr(self.make_strategy(), "reserved_ids", lambda _: ())(self.vocabulary_size))
+        reserved = set(self._reserved_ids())
         used = np.array([token for token in range(self.vocabulary_size) if token not in reserved], dtype=np.int64)
         tokens = torch.from_numpy(used[rng.integers(0, len(used), (rows, positions + 1))])
-        return Batch(tokens=tokens, sample_ids=torch.from_numpy(rng.permutation(10 * rows)[:rows].astype(np.int64)))
+        return Batch(data=tokens, sample_ids=torch.from_numpy(rng.permutation(10 * rows)[:rows].astype(np.int64)))
 
     def make_context(self, **changes: Any) -> MaskContext:
         """A context in the middle of a run."""
-        return evolve(MaskContext(step=12, seed=5, vocabulary_size=self.vocabulary_size, time=0.5), **changes)
+        return evolve(MaskContext(step=12, seed=5, vocabulary_size=self.vocabulary_size), **changes)
+
+    def _reserved_ids(self) -> Sequence[int]:
+        strategy = self.make_strategy()
+        return strategy.reserved_ids(self.vocabulary_size) if isinstance(strategy, ReservesIds) else ()
 
     def _apply(self, batch: Batch, context: MaskContext | None = None, seed: int = 3) -> MaskedBatch:
         generator = torch.Generator().manual_seed(seed)
@@ -75,7 +80,7 @@ class MaskingSuite(ComponentCase):
                 assert bool(((ids >= 0) & (ids < self.vocabulary_size)).all())
 
     def test_reserved_ids_are_token_ids(self) -> None:
-        reserved = getattr(self.make_strategy(), "reserved_ids", lambda _: ())(self.vocabulary_size)
+        reserved = self._reserved_ids()
         assert all(isinstance(token, int) and 0 <= token < self.vocabulary_size for token in reserved)
         assert len(set(reserved)) < self.vocabulary_size, "no id is left for the data"
 
@@ -93,10 +98,10 @@ class MaskingSuite(ComponentCase):
 
     def test_the_batch_is_left_alone(self) -> None:
         batch = self.make_batch(6, 16)
-        tokens, sample_ids = batch.tokens.clone(), batch.sample_ids.clone()
+        tokens, sample_ids = batch.data.clone(), batch.sample_ids.clone()
         extras = {name: tensor.clone() for name, tensor in batch.extras.items()}
         self._apply(batch)
-        assert torch.equal(batch.tokens, tokens)
+        assert torch.equal(batch.data, tokens)
         assert torch.equal(batch.sample_ids, sample_ids)
         assert all(torch.equal(batch.extras[name], tensor) for name, tensor in extras.items())
 
@@ -115,7 +120,7 @@ class MaskingSuite(ComponentCase):
         batch, context = self.make_batch(6, 16), self.make_context(training=training)
         order = torch.tensor([4, 2, 0, 5, 1, 3])
         moved = Batch(
-            tokens=batch.tokens[order],
+            data=batch.data[order],
             sample_ids=batch.sample_ids[order],
             extras={name: tensor[order] for name, tensor in batch.extras.items()},
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable
+from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable, takes_loss_signal
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.optim.update import ternary_update
 from arb_ternary.plugins.manager import manager
@@ -21,7 +21,6 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.stored import stored_modules
 from arb_ternary_testing.component import ComponentCase
-from arb_ternary_train.loop import takes_loss_signal
 from arb_ternary_train.schedules import scheduled_groups
 
 __all__ = ["OptimizerSuite"]

@@ -55,8 +55,8 @@ def arb_register_datasets() -> Sequence[DataSpec]:
         ),
         DataSpec(
             name="tokens",
-            target="arb_ternary_text.data.memmap:build",
-            config="arb_ternary_text.data.memmap:TokensConfig",
+            target="arb_ternary_text.data.tokens:build",
+            config="arb_ternary_text.data.tokens:TokensConfig",
             summary="token ids in .bin or .npy files, memory-mapped",
         ),
     )

@@ -27,18 +27,18 @@ def _loader(workers=0, order="random", cursor=0, batch=6, seed=3):
 
 def _take(loader, count):
     with loader:
-        return [(batch.tokens.tolist(), batch.sample_ids.tolist()) for batch in islice(loader, count)]
+        return [(batch.data.tolist(), batch.sample_ids.tolist()) for batch in islice(loader, count)]
 
 
 def test_a_batch_holds_the_windows_of_its_sample_ids():
     loader = _loader()
     with loader:
         batch = next(loader)
-    assert batch.tokens.dtype == torch.int64
-    assert batch.tokens.shape == (6, 11)
+    assert batch.data.dtype == torch.int64
+    assert batch.data.shape == (6, 11)
     assert batch.sample_ids.dtype == torch.int64
     assert batch.sample_ids.tolist() == loader.sampler.batch(0).tolist()
-    for row, index in zip(batch.tokens.tolist(), batch.sample_ids.tolist(), strict=True):
+    for row, index in zip(batch.data.tolist(), batch.sample_ids.tolist(), strict=True):
         assert row == STREAM[index * 10 : index * 10 + 11].tolist()
 
 
@@ -55,8 +55,8 @@ def test_a_sample_keeps_its_identity_in_every_epoch_and_order():
 def test_any_integer_stream_becomes_int64(dtype):
     stream = (np.arange(30) % 200).astype(dtype)
     batch = read_windows(stream, np.array([2, 0]), 7)
-    assert batch.tokens.dtype == torch.int64
-    assert batch.tokens.tolist() == [list(range(14, 22)), list(range(8))]
+    assert batch.data.dtype == torch.int64
+    assert batch.data.tolist() == [list(range(14, 22)), list(range(8))]
 
 
 @pytest.mark.parametrize("order", ["random", "sequential"])
@@ -93,7 +93,7 @@ def test_moving_the_cursor_drops_what_was_read_ahead():
             next(loader)
             for cursor in (30, 0, 1, 7):
                 loader.load_state_dict(loader.state_dict() | {"cursor": cursor})
-                assert next(loader).tokens.tolist() == uninterrupted[cursor][0]
+                assert next(loader).data.tolist() == uninterrupted[cursor][0]
 
 
 def test_workers_read_ahead_and_no_further_than_their_queue(monkeypatch):
@@ -146,14 +146,14 @@ def test_a_bad_id_is_raised_to_the_caller_and_the_cursor_stays(tmp_path, workers
                 next(loader)
         assert loader.sampler.cursor == 2
         loader.sampler.cursor = 3
-        assert next(loader).tokens.tolist() == [list(range(30, 41))]
+        assert next(loader).data.tolist() == [list(range(30, 41))]
 
 
 def test_a_mapped_stream_gives_the_same_batches_as_one_in_memory(tmp_path):
     write_tokens(tmp_path / "ids.npy", STREAM, "uint8")
     mapped = open_tokens(tmp_path / "ids.npy", 256)
     with BatchLoader(mapped, WindowSampler(len(mapped), 10, 6, 3), workers=2) as loader:
-        got = [(b.tokens.tolist(), b.sample_ids.tolist()) for b in islice(loader, 20)]
+        got = [(b.data.tolist(), b.sample_ids.tolist()) for b in islice(loader, 20)]
     assert got == _take(_loader(), 20)
 
 
@@ -176,15 +176,15 @@ def test_pinned_memory_without_an_accelerator_is_an_error_and_not_ignored():
 def test_pinned_batches_are_the_same_batches():
     with BatchLoader(STREAM, WindowSampler(len(STREAM), 10, 6, 3), workers=2, pin_memory=True) as loader:
         batches = list(islice(loader, 10))
-    assert all(batch.tokens.is_pinned() for batch in batches)
-    assert [(b.tokens.tolist(), b.sample_ids.tolist()) for b in batches] == _take(_loader(), 10)
+    assert all(batch.data.is_pinned() for batch in batches)
+    assert [(b.data.tolist(), b.sample_ids.tolist()) for b in batches] == _take(_loader(), 10)
 
 
 def test_evaluation_reads_every_window_once_in_order():
     batches = list(evaluation_batches(STREAM, 10, 7))
     assert [len(batch.sample_ids) for batch in batches] == [7] * 14 + [2]
     assert torch.cat([batch.sample_ids for batch in batches]).tolist() == list(range(100))
-    targets = torch.cat([batch.tokens[:, 1:].flatten() for batch in batches])
+    targets = torch.cat([batch.data[:, 1:].flatten() for batch in batches])
     assert targets.tolist() == STREAM[1:].tolist()
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from arb_ternary.errors import DataError
 from arb_ternary_text.data import memmap, source
 from arb_ternary_text.data.loader import read_windows
-from arb_ternary_text.data.memmap import DTYPES, TokensConfig, build, open_tokens, write_tokens
+from arb_ternary_text.data.memmap import DTYPES, open_tokens, write_tokens
 from arb_ternary_text.data.source import digest
+from arb_ternary_text.data.tokens import TokensConfig, build
 
 LARGEST = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 
@@ -39,7 +40,7 @@ def test_an_npy_file_is_numpys_own(tmp_path):
     assert np.load(tmp_path / "ids.npy").tolist() == [1, 500]
     np.save(tmp_path / "theirs.npy", np.array([7, 9], dtype=">u2"))
     stream = open_tokens(tmp_path / "theirs.npy", 10)
-    assert read_windows(stream, np.array([0]), 1).tokens.tolist() == [[7, 9]]
+    assert read_windows(stream, np.array([0]), 1).data.tolist() == [[7, 9]]
 
 
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=2, max_size=50), st.data())
@@ -59,7 +60,7 @@ def test_a_bad_id_names_the_file_the_place_and_the_byte_where_it_really_stands(t
     header = path.stat().st_size - 16
     message = rf"ids\{suffix}: token 4 \(byte {header + 8}\) is 999, outside the vocabulary of 10 ids"
     stream = open_tokens(path, 10, dtype="uint16")
-    assert read_windows(stream, np.array([0]), 3).tokens.tolist() == [[1, 2, 3, 4]]
+    assert read_windows(stream, np.array([0]), 3).data.tolist() == [[1, 2, 3, 4]]
     with pytest.raises(DataError, match=message):
         read_windows(stream, np.array([0, 1]), 3)
     with pytest.raises(DataError, match=message):  # a mapping that starts later in the file
@@ -81,7 +82,7 @@ def test_opening_a_file_reads_none_of_its_ids(tmp_path):
         file.truncate(2**40)
     stream = open_tokens(path, 100, dtype="uint16")
     assert len(stream) == 2**39
-    assert read_windows(stream, np.array([2**30]), 4).tokens.tolist() == [[0] * 5]
+    assert read_windows(stream, np.array([2**30]), 4).data.tolist() == [[0] * 5]
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError, EnvironmentProblem
-from arb_ternary.protocols.data import Tokenizer
 from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
     FileTokenizer,
     IdTokenizer,
+    Tokenizer,
     UnknownCharacterError,
     build_tokenizer,
     encode_stream,

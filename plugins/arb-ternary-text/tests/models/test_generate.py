@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_text.models.generate import generate, next_token_probabilities
+from arb_ternary_text.models.generate import generate, next_token_probabilities, streamed_text
 
 Decoders = Callable[..., Decoder]
 Tokens = Callable[..., torch.Tensor]
@@ -207,3 +207,14 @@ def test_a_bad_value_is_refused_before_the_first_token(changes: dict[str, object
     options: dict[str, object] = {"prompt_ids": [0], "max_new_tokens": 1} | changes
     with pytest.raises(UsageProblem, match=message):
         generate(Constant(FIVE), **options)  # type: ignore[arg-type]
+
+
+def test_streamed_text_shows_a_character_once_all_its_bytes_are_there() -> None:
+    from arb_ternary_text.data.tokenizers import ByteTokenizer
+
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("é→a")
+    pieces = list(streamed_text(tokenizer, tokenizer.encode("x"), iter(ids)))
+    assert pieces == ["é", "→", "a"]
+    cut = list(streamed_text(tokenizer, tokenizer.encode("x"), iter(ids[:4])))
+    assert "".join(cut) == "é\ufffd"

@@ -18,6 +18,7 @@ from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
+from arb_ternary.protocols.runs import Phase
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.precision import resolve_device
@@ -28,6 +29,7 @@ __all__ = [
     "build_model",
     "build_observers",
     "build_parts",
+    "build_phase",
     "choices_in",
     "configured_backend",
     "require_protocol",
@@ -64,7 +66,7 @@ def build_parts(config: RunConfig, *, backend: str | None = None) -> RunParts:
     )
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     masking: MaskingStrategy = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
-    model = build_model(config, data.tokenizer.vocabulary_size, selection.name, device)
+    model = build_model(config, data.vocabulary_size, selection.name, device)
     return RunParts(device, selection, data, masking, observers, model)
 
 
@@ -88,6 +90,16 @@ def build_model(config: RunConfig, vocabulary_size: int, backend: str, device: t
         )
     seed_votes(model, config.seed)
     return model.to(device)
+
+
+def build_phase(config: RunConfig, index: int) -> Phase:
+    """A fresh phase of the config.
+
+    Raises:
+        ComponentError: it does not keep its protocol.
+    """
+    phase: Phase = require_protocol(config.phases[index].build(), Phase, config.phases[index])
+    return phase
 
 
 def build_observers(config: RunConfig) -> RunObservers:

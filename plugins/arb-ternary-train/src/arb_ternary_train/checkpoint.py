@@ -25,7 +25,7 @@ from torch import Tensor
 from arb_ternary.errors import CheckpointError
 from arb_ternary_train import checkpoint_format as fmt
 
-__all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointStore", "no_fault", "read_checkpoint"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _STATE: Final = "state.json"
 _MANIFEST: Final = "manifest.json"
 
 
-def _no_fault(point: str) -> None:
+def no_fault(point: str) -> None:
     """The default of ``faults``: nothing fails."""
 
 
@@ -99,7 +99,7 @@ class CheckpointStore:
 
     root: Path
     keep: int = 3
-    faults: Callable[[str], None] = field(default=_no_fault)
+    faults: Callable[[str], None] = field(default=no_fault)
 
     def save(
         self, step: int, model: Mapping[str, Tensor], state: Mapping[str, Any], identity: Mapping[str, Any]

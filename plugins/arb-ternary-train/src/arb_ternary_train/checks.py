@@ -1,17 +1,12 @@
-"""Checks that core registers: ``pure`` and ``validation_loss``."""
+"""The checks ``pure`` and ``validation_loss``."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from arb_ternary.config.options import option, positive
-from arb_ternary.protocols.runs import CheckResult
+from arb_ternary.protocols.runs import CheckResult, RunContext
 from arb_ternary.ternary.audit import audit
-
-if TYPE_CHECKING:
-    from arb_ternary_train.context import RunContext
 
 __all__ = ["PureCheck", "ValidationLossCheck", "ValidationLossConfig", "build_pure", "build_validation_loss"]
 
@@ -49,11 +44,11 @@ class ValidationLossCheck:
 
     def check(self, context: RunContext) -> CheckResult:
         """Compare the run's last full evaluation; a loss that is not a number does not pass."""
-        result = context.validation if context.validation is not None else context.evaluate()
+        loss = context.held_out_loss()
         return CheckResult(
-            passed=result.loss <= self.config.max,
-            summary=f"validation loss {result.loss:.4f}, at most {self.config.max:g} allowed",
-            metrics={"validation_loss": result.loss, "max": self.config.max},
+            passed=loss <= self.config.max,
+            summary=f"validation loss {loss:.4f}, at most {self.config.max:g} allowed",
+            metrics={"validation_loss": loss, "max": self.config.max},
         )
 
 

@@ -3,7 +3,7 @@
 ======================  =====================================================================================
 ``config.yaml``         the resolved config; loading it again gives an equal one
 ``run.json``            seed, device, backend and its source, data, versions of what took part
-``tokenizer.json``      the tokenizer, so that a trained model can be used without the data
+``<name>.json``         what the data source attaches (``tokenizer.json``), to use a trained model without the data
 ``metrics.jsonl``       one line an event
 ``checkpoints/``        see ``arb_ternary_train.checkpoint``
 ``logs/train.log``      what was printed, with the time
@@ -79,10 +79,6 @@ class RunDirectory:
         return self.path / "run.json"
 
     @property
-    def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
-
-    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -141,8 +137,20 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.record_file.is_file()
 
-    def create(self, config_text: str, record: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> None:
-        """Make the directory.
+    def attachment_file(self, name: str) -> Path:
+        """Where an attachment of the data source lies."""
+        return self.path / f"{name}.json"
+
+    def attachments(self) -> dict[str, Any]:
+        """What the data source attached to the run, by name.
+
+        Raises:
+            ArbError: a file is damaged.
+        """
+        return {name: _read_json(self.attachment_file(name)) for name in self.record()["attachments"]}
+
+    def create(self, config_text: str, record: Mapping[str, Any], attachments: Mapping[str, Any]) -> None:
+        """Make the directory, with ``attachments`` of the data source.
 
         Raises:
             UsageProblem: another run is there, or files that are not a run's.
@@ -161,8 +169,10 @@ class RunDirectory:
             (staging / "checkpoints").mkdir()
             made = RunDirectory(staging)
             made.config_file.write_text(config_text, encoding="utf-8")
-            write_json(made.tokenizer_file, tokenizer)
-            write_json(made.record_file, {"format": FORMAT, "version": VERSION, **record})
+            for name, content in attachments.items():
+                write_json(made.attachment_file(name), content)
+            facts = {"format": FORMAT, "version": VERSION, **record, "attachments": sorted(attachments)}
+            write_json(made.record_file, facts)
             staging.replace(self.path)
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -174,13 +184,7 @@ class RunDirectory:
         Raises:
             ArbError: the file is damaged.
         """
-        try:
-            content = json.loads(self.record_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ArbError(f"{self.record_file}: cannot be read: {error}") from error
-        if not isinstance(content, dict):
-            raise ArbError(f"{self.record_file}: not a JSON object")
-        return content
+        return _read_json(self.record_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -195,3 +199,13 @@ class RunDirectory:
         )
         with locked(self.path, problem):
             yield
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ArbError(f"{path}: not a JSON object")
+    return content

@@ -62,7 +62,7 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
         "step": trained.checkpoint.step,
         "model": to_plain(trained.config.model, given=False),
         "vocabulary_size": trained.record["vocabulary_size"],
-        "tokenizer": trained.tokenizer.to_json(),
+        **trained.directory.attachments(),
         "versions": trained.record["versions"],
     }
     exporter.export(trained.model, destination, metadata)

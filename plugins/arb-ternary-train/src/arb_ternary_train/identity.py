@@ -24,7 +24,7 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
     return {
         "config": {key: value for key, value in plain.items() if key not in RUNTIME_KEYS},
         "data": data.fingerprint(),
-        "vocabulary_size": data.tokenizer.vocabulary_size,
+        "vocabulary_size": data.vocabulary_size,
     }
 
 

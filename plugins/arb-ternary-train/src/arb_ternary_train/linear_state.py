@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import asdict, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.ternary.audit import audit, optimizer_state_bytes
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.stored import stored_modules
@@ -40,7 +41,7 @@ class LinearState:
         return {**asdict(self), "state_bits_per_weight": self.state_bits_per_weight}
 
 
-def linear_state(model: nn.Module, optimizer: Any = None) -> LinearState:
+def linear_state(model: nn.Module, optimizer: Optimizer | None = None) -> LinearState:
     """Count the state of the linear weights in ``model.blocks``, or in all of a model that has no such attribute.
 
     A linear is a module that itself owns a matrix: a ternary module of more than one row, one with integer weights of
@@ -51,7 +52,7 @@ def linear_state(model: nn.Module, optimizer: Any = None) -> LinearState:
     linears = [module for module in blocks.modules() if _weights(module)]
     owned = {id(tensor) for module in linears for tensor in _own(module)}
     elsewhere: dict[int, Tensor] = {}
-    for part in _optimizers(optimizer):
+    for part in [] if optimizer is None else inner_optimizers(optimizer):
         for key, state in part.state.items():
             if isinstance(key, Tensor) and id(key) not in owned:
                 elsewhere.update((id(value), value) for value in state.values() if isinstance(value, Tensor))
@@ -84,12 +85,3 @@ def _weights(module: nn.Module) -> int:
         shape = module.shape
         return shape.out_features * shape.in_features if shape.out_features > 1 else 0
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() >= 2)
-
-
-def _optimizers(optimizer: Any) -> Iterator[Optimizer]:
-    """An optimizer and those that it is made of: the parts of a joined one, the inner one of a wrapper."""
-    if isinstance(optimizer, Optimizer):
-        yield optimizer
-        for part in getattr(optimizer, "parts", {}).values():
-            yield from _optimizers(part)
-        yield from _optimizers(getattr(optimizer, "inner", None))

@@ -31,9 +31,9 @@ def smoothed(values: Sequence[float], reach: int) -> list[float]:
 def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
     """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
 
-    Training loss (thin: every step; thick: smoothed), validation loss as points, and the unigram and bigram entropies
-    of the validation tokens as horizontal lines where a finished run has measured them. Below, the micro-batches
-    of each step, where a run took more than one.
+    Training loss (thin: every step; thick: smoothed), validation loss as points, and what simple predictors
+    reach on the same samples as horizontal lines where a finished run has measured it. Below, the micro-batches of
+    each step, where a run took more than one.
 
     Raises:
         ArbError: a run has no step yet, or the file cannot be written.
@@ -51,7 +51,7 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         _draw_draws(lower, draws)
     else:
         axes = lower = figure.add_subplot()
-    entropies: dict[str, float] = {}
+    baselines: dict[str, float] = {}
     top: list[float] = []
     for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
@@ -75,9 +75,9 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
                 markerfacecolor="white",
                 label=shown,
             )
-        entropies.update(_entropies(run))
-    for name, value in sorted(entropies.items(), key=lambda item: -item[1]):
-        axes.axhline(value, color="0.35", linewidth=1.0, linestyle="--" if name.startswith("unigram") else ":")
+        baselines.update(_baselines(run))
+    for rank, (name, value) in enumerate(sorted(baselines.items(), key=lambda item: -item[1])):
+        axes.axhline(value, color="0.35", linewidth=1.0, linestyle=":" if rank else "--")
         axes.annotate(
             f"{name} {value:.3f}",
             (1.0, value),
@@ -91,7 +91,7 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
     lower.set_xlabel("optimizer step")
     axes.set_ylabel("loss, nats a token")
     axes.set_title(" and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
-    axes.set_ylim(top=max([*top, *entropies.values()]) * 1.05)
+    axes.set_ylim(top=max([*top, *baselines.values()]) * 1.05)
     for each in {axes, lower}:
         each.grid(color="0.9", linewidth=0.6)
         each.set_axisbelow(True)
@@ -121,11 +121,11 @@ def _points(records: Sequence[dict[str, Any]], event: str, key: str = "loss") ->
     return [(step, value) for step, value in found if isinstance(value, int | float)]
 
 
-def _entropies(run: RunDirectory) -> dict[str, float]:
+def _baselines(run: RunDirectory) -> dict[str, float]:
     if not run.result_file.exists():
         return {}
     try:
         result = json.loads(run.result_file.read_text(encoding="utf-8"))
-        return {f"{kind} entropy": float(result[f"{kind}_entropy"]) for kind in ("unigram", "bigram")}
+        return {name.replace("_", " "): float(result[name]) for name in result["baselines"]}
     except (OSError, ValueError, KeyError) as error:
         raise ArbError(f"{run.result_file}: cannot be read: {error}") from error

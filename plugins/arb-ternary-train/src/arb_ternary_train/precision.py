@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.protocols.models import Castable
 
 __all__ = ["AmpName", "DtypeName", "autocast_for", "resolve_device", "scaler_for", "set_compute_dtype"]
 
@@ -80,15 +81,14 @@ def scaler_for(device: torch.device, use_amp: bool, amp_dtype: AmpName) -> torch
 
 
 def set_compute_dtype(model: nn.Module, dtype: DtypeName, device: torch.device) -> None:
-    """Have the float parts of ``model`` compute in ``dtype``; a model may do it itself in ``set_dtype``.
+    """Have the float parts of ``model`` compute in ``dtype``.
 
     Raises:
         ConfigError: float16 on a CPU, where its gradients underflow and nothing scales them.
     """
     if dtype == "float16" and device.type == "cpu":
         raise ConfigError("dtype: float16 training does not work on cpu", "Use dtype: bfloat16 or float32.")
-    set_dtype = getattr(model, "set_dtype", None)
-    if set_dtype is not None:
-        set_dtype(_DTYPES[dtype])
+    if isinstance(model, Castable):
+        model.set_dtype(_DTYPES[dtype])
     else:
         model.to(_DTYPES[dtype])

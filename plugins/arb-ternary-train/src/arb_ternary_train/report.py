@@ -1,21 +1,19 @@
-"""What a finished run tells: the audit, the loss beside the entropies of the same tokens, the speed, the checks."""
+"""What a finished run tells: the audit, the loss beside what simple predictors reach, the speed, the checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import frozen
 
+from arb_ternary.protocols.data import Baselines, DataSource
 from arb_ternary.protocols.runs import CheckResult
 from arb_ternary.ternary.audit import Audit, audit
-from arb_ternary_text.data.entropy import bigram_entropy, unigram_entropy
+from arb_ternary_train.context import TrainingContext, default_evaluation_shape
 from arb_ternary_train.linear_state import LinearState, linear_state
 
-if TYPE_CHECKING:
-    from arb_ternary_train.context import RunContext
-
-__all__ = ["RunReport", "make_report"]
+__all__ = ["RunReport", "baselines_of", "make_report"]
 
 
 @frozen
@@ -27,8 +25,7 @@ class RunReport:
         steps: optimizer steps.
         tokens: tokens trained on.
         validation_loss: mean cross entropy on all validation tokens, nats a token.
-        unigram_entropy: entropy of those tokens, nats a token: what their frequencies alone give.
-        bigram_entropy: entropy of a token given the one before it, nats a token.
+        baselines: what simple predictors reach on the same samples, by name; see ``arb_ternary.protocols.data``.
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0 where it trained on
             nothing.
         audit: what the model stores.
@@ -41,8 +38,7 @@ class RunReport:
     steps: int
     tokens: int
     validation_loss: float
-    unigram_entropy: float
-    bigram_entropy: float
+    baselines: Mapping[str, float]
     tokens_per_second: float
     audit: Audit
     linears: LinearState
@@ -62,8 +58,7 @@ class RunReport:
             ("tokens trained on", f"{self.tokens:,}"),
             ("tokens a second", speed),
             ("validation loss (nats a token)", f"{self.validation_loss:.4f}"),
-            ("unigram entropy of the same tokens", f"{self.unigram_entropy:.4f}"),
-            ("bigram entropy of the same tokens", f"{self.bigram_entropy:.4f}"),
+            *((f"{_words(name)} of the same tokens", f"{value:.4f}") for name, value in self.baselines.items()),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -72,8 +67,8 @@ class RunReport:
             "steps": self.steps,
             "tokens": self.tokens,
             "validation_loss": self.validation_loss,
-            "unigram_entropy": self.unigram_entropy,
-            "bigram_entropy": self.bigram_entropy,
+            **self.baselines,
+            "baselines": sorted(self.baselines),
             "tokens_per_second": self.tokens_per_second,
             "audit": self.audit.to_json(),
             "linears": self.linears.to_json(),
@@ -85,19 +80,26 @@ class RunReport:
         }
 
 
-def make_report(context: RunContext, checks: Sequence[tuple[str, CheckResult]]) -> RunReport:
+def baselines_of(data: DataSource, shape: tuple[int, int]) -> Mapping[str, float]:
+    """What simple predictors reach on the samples of an evaluation of that ``(batch_size, block_size)``."""
+    return data.baselines(shape[1]) if isinstance(data, Baselines) else {}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResult]]) -> RunReport:
     """The report of a run that has just been evaluated on all validation tokens."""
-    validation = context.validation
+    validation, book = context.validation, context.logbook
     assert validation is not None, "the run evaluates before it reports"
-    seen = context.data.validation[: validation.span]
     return RunReport(
-        directory=str(context.directory.path),
+        directory=str(context.directory),
         steps=context.step,
         tokens=context.tokens,
         validation_loss=validation.loss,
-        unigram_entropy=unigram_entropy(seen[1:]),
-        bigram_entropy=bigram_entropy(seen),
-        tokens_per_second=context.train_tokens / context.train_seconds if context.train_seconds else 0.0,
+        baselines=baselines_of(context.data, context.evaluation_shape or default_evaluation_shape(context.model)),
+        tokens_per_second=book.train_tokens / book.train_seconds if book.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),
         linears=linear_state(context.model, context.optimizer),
         checks=tuple(checks),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from attrs import frozen
 from torch import nn
 
 from arb_ternary.backends.select import request_backend, select, use_backend
-from arb_ternary.errors import CheckpointError, DataError
-from arb_ternary.protocols.data import DataSource, MaskingStrategy, Tokenizer
-from arb_ternary.protocols.runs import ModelChangingPhase
-from arb_ternary_text.data.tokenizers import from_json
+from arb_ternary.errors import DataError
+from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.checkpoint import Checkpoint, read_checkpoint
+from arb_ternary_train.checkpointer import restore_structures
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import default_evaluation_shape
 from arb_ternary_train.directory import RunDirectory
@@ -25,8 +23,9 @@ from arb_ternary_train.evaluate import Evaluation, evaluate
 from arb_ternary_train.init_from import checkpoint_path, load_state
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import resolve_device
+from arb_ternary_train.report import baselines_of
 
-__all__ = ["TrainedRun", "load_run", "measure", "streamed_text"]
+__all__ = ["TrainedRun", "load_run", "measure"]
 
 
 @frozen(eq=False)
@@ -38,7 +37,6 @@ class TrainedRun:
         config: its config.
         checkpoint: the checkpoint that the weights come from.
         model: the model in evaluation mode, on ``device``.
-        tokenizer: its tokenizer.
         backend: name of the kernel backend in use.
         device: where the model lives.
         record: what ``run.json`` says.
@@ -48,7 +46,6 @@ class TrainedRun:
     config: RunConfig
     checkpoint: Checkpoint
     model: nn.Module
-    tokenizer: Tokenizer
     backend: str
     device: torch.device
     record: dict[str, Any]
@@ -75,22 +72,14 @@ def load_run(path: Path, *, backend: str | None = None, device: str | None = Non
     record = directory.record()
     model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
     with use_backend(selection.name):
-        for index, structure in enumerate(checkpoint.state["structures"]):
-            if structure is not None:
-                phase = config.phases[index].build()
-                if not isinstance(phase, ModelChangingPhase):
-                    raise CheckpointError(
-                        f"{checkpoint.path}: phases[{index}] changed the model and cannot do so again"
-                    )
-                model = phase.restore_structure(model, structure).to(place)
+        model = restore_structures(model, checkpoint, config, place)
     load_state(model, checkpoint.model, str(checkpoint.path / "model.safetensors"))
     model.eval()
-    tokenizer = from_json(json.loads(directory.tokenizer_file.read_text(encoding="utf-8")))
-    return TrainedRun(directory, config, checkpoint, model, tokenizer, selection.name, place, record)
+    return TrainedRun(directory, config, checkpoint, model, selection.name, place, record)
 
 
-def measure(run: TrainedRun, batches: int | None = None) -> tuple[DataSource, Evaluation]:
-    """Evaluate on the run's validation tokens, as the run itself does; also returns the data.
+def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Mapping[str, float]]:
+    """Evaluate on the run's held-out samples, as the run itself does; also returns what simple predictors reach.
 
     Raises:
         DataError: the data is not what the run was trained with.
@@ -102,32 +91,16 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[DataSource, Ev
             f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data is {recorded[:12]}...",
             "The text or its tokenizer has changed since the run began; a loss on it would mean something else.",
         )
-    batch_size, block_size = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(run.model)
+    batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(run.model)
     result = evaluate(
         run.model,
-        data.validation,
+        data,
         masking,
-        block_size=block_size,
         batch_size=batch_size,
+        block_size=block_size,
         batches=batches,
         seed=run.config.seed,
-        vocabulary_size=data.tokenizer.vocabulary_size,
         device=run.device,
         step=run.checkpoint.step,
     )
-    return data, result
-
-
-def streamed_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]) -> Iterator[str]:
-    """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it is whole."""
-    ids, shown = list(prompt_ids), tokenizer.decode(list(prompt_ids))
-    text = shown
-    for token in drawn:
-        ids.append(token)
-        text = tokenizer.decode(ids)
-        whole = text.rstrip("\ufffd")
-        if whole.startswith(shown) and len(whole) > len(shown):
-            yield whole[len(shown) :]
-            shown = whole
-    if text.startswith(shown) and len(text) > len(shown):
-        yield text[len(shown) :]
+    return result, baselines_of(data, shape)

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from arb_ternary import hookspecs
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
-from arb_ternary.protocols.runs import Check, CheckResult, ModelChangingPhase, Phase, PhaseResult
-from arb_ternary_train.build import RunParts, build_parts, require_protocol, versions_of
-from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from arb_ternary.protocols.data import Attachments
+from arb_ternary.protocols.runs import Check, CheckResult
+from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
+from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault, read_checkpoint
+from arb_ternary_train.checkpointer import Checkpointer, restore_run
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.context import RunContext
+from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.identity import differences, run_identity
-from arb_ternary_train.init_from import load_state, load_weights
+from arb_ternary_train.init_from import load_weights
+from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.progress import LogFile, Reporter, make_reporter
 from arb_ternary_train.report import RunReport, make_report
-from arb_ternary_train.seeding import deterministic_algorithms, restore_global_rng
+from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
 
 __all__ = ["RunRequest", "train"]
-
-_LOG = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
@@ -53,7 +53,7 @@ class RunRequest:
     init_from: Path | None = None
     backend: str | None = None
     reporter: Callable[[LogFile], Reporter] = make_reporter
-    faults: Callable[[str], None] | None = field(default=None)
+    faults: Callable[[str], None] = no_fault
 
 
 def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
@@ -63,36 +63,103 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been saved.
         ArbError: anything that the user can act on; a failed check does not raise, see ``RunReport.failed_checks``.
     """
-    request = RunRequest() if request is None else request
+    with _open_run(config, RunRequest() if request is None else request) as context:
+        while context.phase_index < len(config.phases):
+            phase = context.phase or build_phase(config, context.phase_index)
+            context.enter_phase(phase)
+            result = phase.run(context)
+            context.leave_phase(phase, result)
+            context.stop_if_requested()
+        return _finish(context)
+
+
+@contextmanager
+def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContext]:
+    """The run, built anew or restored; observers hear of its end, whatever that is."""
     if request.resume is not None and request.init_from is not None:
         raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
-    directory, named = _locate(config, request)
+    files, named = _locate(config, request)
     parts = build_parts(config, backend=request.backend)
     identity = run_identity(config, parts.data)
-    if not directory.exists():
-        record = {
-            "name": config.name,
-            "seed": config.seed,
-            "device": str(parts.device),
-            "backend": {"name": parts.backend.name, "source": parts.backend.source},
-            "data": {"name": parts.data.name, "fingerprint": parts.data.fingerprint()},
-            "vocabulary_size": parts.data.tokenizer.vocabulary_size,
-            "versions": versions_of(config, parts.backend.name),
-            "init_from": None if request.init_from is None else str(request.init_from),
-        }
-        directory.create(dump_yaml(to_plain(config)), record, parts.data.tokenizer.to_json())
+    if not files.exists():
+        _create(files, config, parts, request)
     with ExitStack() as stack:
-        stack.enter_context(directory.locked())
-        store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
-        if request.faults is not None:
-            store = CheckpointStore(store.root, keep=store.keep, faults=request.faults)
+        stack.enter_context(files.locked())
+        store = CheckpointStore(files.checkpoints, keep=config.checkpoint.keep, faults=request.faults)
         checkpoint = _checkpoint(store, request, named)
         if checkpoint is not None:
             _refuse_foreign(checkpoint, identity)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
-        context = _context(config, request, directory, parts, identity, store, checkpoint, stack)
-        return _run(context, checkpoint, request)
+        log_file = LogFile(files.log_file)
+        stack.callback(log_file.close)
+        length, step = (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
+        metrics = stack.enter_context(MetricsWriter(files.metrics_file, resume_at=length, resume_step=step))
+        context = TrainingContext(
+            config=config,
+            device=parts.device,
+            backend=parts.backend,
+            model=parts.model,
+            data=parts.data,
+            masking=parts.masking,
+            observers=parts.observers,
+            stop=stack.enter_context(StopRequest()),
+            files=files,
+            logbook=Logbook(metrics, request.reporter(log_file)),
+            checkpointer=Checkpointer(store, identity),
+        )
+        context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}")
+        stack.enter_context(_announced_end(context))
+        _begin(context, checkpoint, request)
+        yield context
+
+
+def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: RunRequest) -> None:
+    data = parts.data
+    record = {
+        "name": config.name,
+        "seed": config.seed,
+        "device": str(parts.device),
+        "backend": {"name": parts.backend.name, "source": parts.backend.source},
+        "data": {"name": data.name, "fingerprint": data.fingerprint()},
+        "vocabulary_size": data.vocabulary_size,
+        "versions": versions_of(config, parts.backend.name),
+        "init_from": None if request.init_from is None else str(request.init_from),
+    }
+    files.create(dump_yaml(to_plain(config)), record, data.attachments() if isinstance(data, Attachments) else {})
+
+
+@contextmanager
+def _announced_end(context: TrainingContext) -> Iterator[None]:
+    """Tell the observers how the run ended."""
+    reporter = context.logbook.reporter
+    try:
+        yield
+    except BaseException as error:
+        reporter.stop()
+        status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+        try:
+            context.observers.call(hookspecs.arb_run_end, context, status)
+        except ArbError as further:  # what ended the run matters more
+            reporter.note(further.what)
+        raise
+    reporter.stop()
+    context.observers.call(hookspecs.arb_run_end, context, "finished")
+
+
+def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: RunRequest) -> None:
+    """Start at step 0, or where ``checkpoint`` was written."""
+    if checkpoint is None:
+        # Whatever a killed attempt left here before its first checkpoint does not count.
+        init_from = request.init_from or context.files.record().get("init_from")
+        if init_from is not None:
+            context.note(f"weights from {load_weights(context.model, Path(init_from), seed=context.seed)}")
+    else:
+        restore_run(context, checkpoint)
+    context.observers.call(hookspecs.arb_run_start, context)
+    if checkpoint is not None:
+        context.observers.call(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
+        context.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
 
 
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
@@ -148,132 +215,18 @@ def _refuse_foreign(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
         )
 
 
-def _context(
-    config: RunConfig,
-    request: RunRequest,
-    directory: RunDirectory,
-    parts: RunParts,
-    identity: Mapping[str, Any],
-    store: CheckpointStore,
-    checkpoint: Checkpoint | None,
-    stack: ExitStack,
-) -> RunContext:
-    log_file = LogFile(directory.log_file)
-    stack.callback(log_file.close)
-    if checkpoint is None:
-        metrics = MetricsWriter(directory.metrics_file, resume_at=0)
-    else:
-        length = checkpoint.state["metrics_length"]
-        metrics = MetricsWriter(directory.metrics_file, resume_at=length, resume_step=checkpoint.step)
-    stack.enter_context(metrics)
-    return RunContext(
-        config=config,
-        directory=directory,
-        device=parts.device,
-        backend=parts.backend,
-        model=parts.model,
-        data=parts.data,
-        masking=parts.masking,
-        observers=parts.observers,
-        metrics=metrics,
-        reporter=request.reporter(log_file),
-        stop=stack.enter_context(StopRequest()),
-        store=store,
-        identity=identity,
-    )
-
-
-def _run(context: RunContext, checkpoint: Checkpoint | None, request: RunRequest) -> RunReport:
-    reporter = context.reporter
-    reporter.note(
-        f"{context.directory.path}: backend {context.backend.name} ({context.backend.source}), {context.device}"
-    )
-    try:
-        if checkpoint is None:
-            _start(context, request)
-        restored = None if checkpoint is None else _restore(context, checkpoint)
-        context.observers.call(hookspecs.arb_run_start, context)
-        if checkpoint is not None:
-            context.observers.call(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
-            reporter.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
-        _run_phases(context, restored)
-        report = _finish(context)
-    except BaseException as error:
-        reporter.stop()
-        status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
-        try:
-            context.observers.call(hookspecs.arb_run_end, context, status)
-        except ArbError as further:  # what ended the run matters more
-            reporter.note(further.what)
-        raise
-    reporter.stop()
-    context.observers.call(hookspecs.arb_run_end, context, "finished")
-    return report
-
-
-def _start(context: RunContext, request: RunRequest) -> None:
-    """The run begins at step 0: whatever a killed attempt left here before its first checkpoint does not count."""
-    init_from = request.init_from
-    if init_from is None and (recorded := context.directory.record().get("init_from")) is not None:
-        init_from = Path(recorded)
-    if init_from is not None:
-        path = load_weights(context.model, init_from, seed=context.seed)
-        context.reporter.note(f"weights from {path}")
-
-
-def _restore(context: RunContext, checkpoint: Checkpoint) -> Phase | None:
-    """Put everything back as it was when ``checkpoint`` was written; the phase that was running, if one was."""
-    state = checkpoint.state
-    context.step, context.tokens = state["step"], state["tokens"]
-    context.evaluation_shape = state["evaluation_shape"]
-    context.finished = [PhaseResult(result["steps"], result["metrics"]) for result in state["finished"]]
-    structures = state["structures"]
-    context.structures = list(structures[: len(context.finished)])
-    phase = None if state["phase"] is None else _build_phase(context)
-    for index, structure in enumerate(structures):
-        if structure is not None:
-            maker = phase if index == len(context.finished) else context.config.phases[index].build()
-            if not isinstance(maker, ModelChangingPhase):
-                raise CheckpointError(f"{checkpoint.path}: phases[{index}] changed the model and cannot do so again")
-            context.model = maker.restore_structure(context.model, structure).to(context.device)
-    load_state(context.model, checkpoint.model, str(checkpoint.path / "model.safetensors"))
-    if phase is not None:
-        phase.load_state_dict(state["phase"])
-    restore_global_rng(state["rng"], context.device)
-    context.saved_as(checkpoint.path)
-    return phase
-
-
-def _build_phase(context: RunContext) -> Phase:
-    choice = context.config.phases[context.phase_index]
-    phase: Phase = require_protocol(choice.build(), Phase, choice)
-    return phase
-
-
-def _run_phases(context: RunContext, restored: Phase | None) -> None:
-    for _ in range(context.phase_index, len(context.config.phases)):
-        phase = _build_phase(context) if restored is None else restored
-        restored = None
-        context.enter_phase(phase)
-        context.observers.call(hookspecs.arb_phase_start, context, phase.name)
-        result = phase.run(context)
-        context.leave_phase(phase, result)
-        context.observers.call(hookspecs.arb_phase_end, context, phase.name)
-        context.stop_if_requested()
-
-
-def _finish(context: RunContext) -> RunReport:
-    """Evaluate on all validation tokens, run the checks, write ``result.json``."""
+def _finish(context: TrainingContext) -> RunReport:
+    """Evaluate on all held-out samples, run the checks, write ``result.json``."""
     context.evaluate()
     results: list[tuple[str, CheckResult]] = []
     for choice in context.config.checks:
         check: Check = require_protocol(choice.build(), Check, choice)
         result = check.check(context)
         results.append((choice.name, result))
-        context.reporter.note(f"check {choice.name}: {'passed' if result.passed else 'FAILED'}: {result.summary}")
+        context.note(f"check {choice.name}: {'passed' if result.passed else 'FAILED'}: {result.summary}")
     report = make_report(context, results)
     try:
-        write_json(context.directory.result_file, report.to_json())
+        write_json(context.files.result_file, report.to_json())
     except OSError as error:
-        raise ArbError(f"{context.directory.result_file}: cannot be written: {error}") from error
+        raise ArbError(f"{context.files.result_file}: cannot be written: {error}") from error
     return report

@@ -25,6 +25,8 @@ from typing import Any, Final, Literal
 
 from torch.optim import Optimizer
 
+from arb_ternary.optim.protocol import inner_optimizers
+
 __all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
 
 ScheduleName = Literal["cosine", "linear", "sqrt", "two_stage", "constant", "none"]
@@ -59,17 +61,15 @@ def _share(step: int, first: int, last: int) -> float:
 def scheduled_groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
     """The parameter groups whose rate a phase schedules, each once: those with ``kind`` ``float`` or ``ternary``.
 
-    A group without a ``kind`` is of a plain torch optimizer and counts as float. A wrapper keeps what it schedules
-    itself in groups of another kind and has the wrapped optimizer as its attribute ``inner``.
+    A group without a ``kind`` is of a plain torch optimizer and counts as float. Groups of other kinds belong to a
+    wrapper, which schedules them itself.
     """
     seen: set[int] = set()
-    current: Any = optimizer
-    while current is not None:
-        for group in current.param_groups:
+    for part in inner_optimizers(optimizer):
+        for group in part.param_groups:
             if group.get("kind", "float") in ("float", "ternary") and id(group) not in seen:
                 seen.add(id(group))
                 yield group
-        current = getattr(current, "inner", None)
 
 
 def apply_schedule(

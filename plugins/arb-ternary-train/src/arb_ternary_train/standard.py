@@ -15,13 +15,14 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.init_from import load_weights
-from arb_ternary_train.loop import StepReport, TrainingLoop
+from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.step_report import StepReport
 
 if TYPE_CHECKING:
-    from arb_ternary_train.context import RunContext
+    from arb_ternary_train.context import TrainingContext
 
-__all__ = ["StandardConfig", "StandardPhase", "StepAttention", "attend_to_step", "build", "refuse_two_rates"]
+__all__ = ["LogOptions", "StandardConfig", "StandardPhase", "build", "check_single_lr", "log_and_evaluate"]
 
 
 @frozen(kw_only=True)
@@ -40,8 +41,8 @@ class StandardConfig(LoopOptions):
     )
 
 
-class StepAttention(Protocol):
-    """Options of a phase: how often a step gets what attention."""
+class LogOptions(Protocol):
+    """Options of a phase: how often a step is shown, and evaluated after."""
 
     @property
     def log_every(self) -> int: ...
@@ -54,92 +55,64 @@ class StepAttention(Protocol):
 
 
 class StandardPhase:
-    """Trains for ``config.steps`` steps.
-
-    ``begin``, ``advance``, ``finish`` and ``close`` are ``run`` in parts, for a phase that wraps this one.
-    """
+    """Trains for ``config.steps`` steps."""
 
     name = "standard"
 
     def __init__(self, config: StandardConfig) -> None:
         self.config = config
-        self.loop: TrainingLoop | None = None
+        self._loop: TrainingLoop | None = None
         self._restored: Mapping[str, Any] | None = None
         self._last_loss: float | None = None
 
-    def run(self, context: RunContext) -> PhaseResult:
-        """Train to the last step; see ``Phase``."""
-        self.begin(context)
+    def run(self, context: TrainingContext) -> PhaseResult:
+        """Train to the last step, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
+        config, reporter = self.config, context.logbook.reporter
+        check_single_lr(context.config.optimizer, config.lr, f"phases[{context.phase_index}].lr")
+        if self._restored is None and config.init_from is not None:
+            load_weights(context.model, Path(config.init_from), seed=context.seed)
+        loop = self._loop = TrainingLoop(context, config, key=f"phase {context.phase_index}")
         try:
-            while self.advance(context):
-                pass
-            return self.finish(context)
+            if self._restored is not None:
+                self._last_loss = self._restored["last_loss"]
+                loop.load_state_dict(self._restored["loop"])
+                self._restored = None
+            reporter.start(self.name, config.steps, loop.step)
+            while loop.step < config.steps:
+                report = loop.train_micro_batch()
+                if report is not None:
+                    self._last_loss = report.loss
+                    log_and_evaluate(context, report, config, steps=config.steps)
+                    context.checkpoint_if_due()
+                context.stop_if_requested()
+            context.save_checkpoint()
         finally:
-            self.close()
-
-    def begin(self, context: RunContext) -> None:
-        """Build the loop, afresh or where ``load_state_dict`` left off."""
-        refuse_two_rates(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
-        if self._restored is None and self.config.init_from is not None:
-            load_weights(context.model, Path(self.config.init_from), seed=context.seed)
-        self.loop = TrainingLoop(context, self.config, key=f"phase {context.phase_index}")
-        if self._restored is not None:
-            self._last_loss = self._restored["last_loss"]
-            self.loop.load_state_dict(self._restored["loop"])
-            self._restored = None
-        context.reporter.start(self.name, self.config.steps, self.loop.step)
-
-    def advance(self, context: RunContext) -> bool:
-        """Train on one micro-batch, then evaluate, save and stop where that is due. False after the last step."""
-        loop = self._running()
-        if loop.step >= self.config.steps:
-            return False
-        report = loop.advance()
-        if report is not None:
-            self._last_loss = report.loss
-            attend_to_step(context, report, self.config, steps=self.config.steps)
-        context.stop_if_requested()
-        return loop.step < self.config.steps
-
-    def finish(self, context: RunContext) -> PhaseResult:
-        """Save, and say what was done."""
-        loop = self._running()
-        context.save_checkpoint()
-        metrics = {"skipped": float(loop.skipped)}
-        if self._last_loss is not None:
-            metrics["train_loss"] = self._last_loss
-        context.reporter.stop()
-        return PhaseResult(steps=loop.step, metrics=metrics)
-
-    def close(self) -> None:
-        """Let go of the loop's threads."""
-        if self.loop is not None:
-            self.loop.close()
+            loop.close()
+        reporter.stop()
+        loss = {} if self._last_loss is None else {"train_loss": self._last_loss}
+        return PhaseResult(steps=loop.step, metrics={"skipped": float(loop.skipped), **loss})
 
     def state_dict(self) -> dict[str, Any]:
         """The loop's state."""
-        return {"loop": self._running().state_dict(), "last_loss": self._last_loss}
+        if self._loop is None:
+            raise RuntimeError("the standard phase has not begun")
+        return {"loop": self._loop.state_dict(), "last_loss": self._last_loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state`` when the phase begins."""
+        """Continue from ``state`` when the phase is run."""
         self._restored = state
 
-    def _running(self) -> TrainingLoop:
-        if self.loop is None:
-            raise RuntimeError("the standard phase has not begun")
-        return self.loop
 
-
-def attend_to_step(
-    context: RunContext,
+def log_and_evaluate(
+    context: TrainingContext,
     report: StepReport,
-    options: StepAttention,
+    options: LogOptions,
     *,
     steps: int,
     ends_phase: bool = True,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write a step down; then evaluate and save a checkpoint where that is due.
+    """Write a step down, then evaluate where that is due.
 
     Args:
         context: the run.
@@ -150,20 +123,15 @@ def attend_to_step(
         more: further numbers of the step.
     """
     last = report.step == steps
-    context.record_step(
-        {**report.metrics(), **more},
-        tokens=report.tokens,
-        phase_step=report.step,
-        log=report.step % options.log_every == 0 or last,
-    )
-    # The end of a run has an evaluation on all validation tokens anyway.
+    log = last or report.step % options.log_every == 0
+    context.record_step({**report.metrics(), **more}, tokens=report.tokens, phase_step=report.step, log=log)
+    # The end of a run has an evaluation on all held-out samples anyway.
     at_the_end = context.in_last_phase and last and ends_phase
     if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:
         context.evaluate(options.eval_batches)
-    context.checkpoint_if_due()
 
 
-def refuse_two_rates(optimizer: Choice[Any], lr: float | None, path: str) -> None:
+def check_single_lr(optimizer: Choice[Any], lr: float | None, path: str) -> None:
     """Refuse a rate of float parameters that was written in two places.
 
     Raises:
@@ -175,7 +143,7 @@ def refuse_two_rates(optimizer: Choice[Any], lr: float | None, path: str) -> Non
         value for name in _option_names(optimizer) if isinstance(value := getattr(optimizer.options, name), Choice)
     ]
     for choice in nested:
-        refuse_two_rates(choice, lr, path)
+        check_single_lr(choice, lr, path)
     trains_float = isinstance(optimizer.spec, OptimizerSpec) and "float" in optimizer.spec.accepts
     if trains_float and not nested and "lr" in optimizer.given:
         raise ConfigError(

@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from attrs import frozen
 
 from arb_ternary import hookimpl
 from arb_ternary.config.options import option
 from arb_ternary.errors import ArbError
-
-if TYPE_CHECKING:
-    from arb_ternary_train.context import RunContext
+from arb_ternary.protocols.runs import RunContext
 
 __all__ = ["CsvConfig", "CsvTracker", "build_csv"]
 
@@ -40,7 +37,7 @@ class CsvTracker:
 
     @hookimpl
     def arb_run_start(self, context: RunContext) -> None:
-        path = context.directory.path / Path(self.config.path)
+        path = context.directory / self.config.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)

@@ -11,7 +11,14 @@ from arb_ternary.counters.control import SEED, STREAM, new_control
 from arb_ternary.counters.hashing import stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.joined import JoinedOptimizer
-from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    Trainable,
+    as_outcome,
+    collect_trainable,
+    inner_optimizers,
+    takes_loss_signal,
+)
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice
@@ -206,3 +213,30 @@ def test_a_model_whose_parts_are_all_frozen_has_nothing_to_train() -> None:
     model[0].frozen = True  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="no ternary parts to train"):
         make_choice("optimizer", "split").build(collect_trainable(model))
+
+
+class Signalled(torch.optim.SGD):
+    takes_loss_signal = True
+
+
+def test_a_joined_optimizer_takes_the_loss_when_all_its_ternary_parts_do() -> None:
+    def part(kind: type[torch.optim.SGD], group: str) -> torch.optim.Optimizer:
+        return kind([{"params": [nn.Parameter(torch.zeros(1))], "kind": group}], lr=1.0)
+
+    plain = part(torch.optim.SGD, "float")
+    assert takes_loss_signal(JoinedOptimizer({"a": part(Signalled, "ternary"), "b": plain}))
+    assert not takes_loss_signal(JoinedOptimizer({"a": part(torch.optim.SGD, "ternary"), "b": plain}))
+    assert not takes_loss_signal(JoinedOptimizer({"b": plain}))
+    assert not takes_loss_signal(plain)
+
+
+def test_every_optimizer_inside_another_is_met_once_before_what_is_inside_it() -> None:
+    class Wrapper(torch.optim.SGD):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__([nn.Parameter(torch.zeros(1))], lr=1.0)
+            self.inner = inner
+
+    leaves = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(2)]
+    joined = JoinedOptimizer({"a": leaves[0], "b": leaves[1]})
+    outer = Wrapper(joined)
+    assert list(inner_optimizers(outer)) == [outer, joined, *leaves]

@@ -45,14 +45,20 @@ def generate(
 ) -> None:
     """Continue a prompt with the model of RUN (a run directory or a checkpoint); text appears as it is drawn."""
     from arb_ternary.errors import UsageProblem
+    from arb_ternary_text.data.tokenizers import from_json
     from arb_ternary_text.models.generate import generate as draw
-    from arb_ternary_train.restore import load_run, streamed_text
+    from arb_ternary_text.models.generate import streamed_text
+    from arb_ternary_train.restore import load_run
 
     trained = load_run(run, backend=backend, device=device)
     needed = "unroll" if unroll else "new_cache"
     if not hasattr(trained.model, needed):
         raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot do this: it has no {needed}()")
-    prompt_ids = trained.tokenizer.encode(prompt)
+    attached = trained.directory.attachments()
+    if "tokenizer" not in attached:
+        raise UsageProblem(f"{run}: its data {trained.config.data.name!r} has no tokenizer, so that it has no text")
+    tokenizer = from_json(attached["tokenizer"])
+    prompt_ids = tokenizer.encode(prompt)
     model: Any = trained.model
     drawn = (model.unroll if unroll else partial(draw, model))(
         prompt_ids,
@@ -64,6 +70,6 @@ def generate(
         device=trained.device,
     )
     click.echo(prompt, nl=False)
-    for text in streamed_text(trained.tokenizer, prompt_ids, drawn):
+    for text in streamed_text(tokenizer, prompt_ids, drawn):
         click.echo(text, nl=False)
     click.echo()

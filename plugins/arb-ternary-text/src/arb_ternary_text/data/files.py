@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import option, optional
 from arb_ternary.errors import DataError, nearest
-from arb_ternary.protocols.data import Tokenizer
 from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
 from arb_ternary_text.data.tokenizers import (
     TOKENIZER_HELP,
+    Tokenizer,
     UnknownCharacterError,
     build_tokenizer,
     encode_stream,

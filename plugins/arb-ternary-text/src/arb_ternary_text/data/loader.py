@@ -92,6 +92,11 @@ class BatchLoader:
         self.sampler.cursor = cursor + 1
         return batch
 
+    @property
+    def continues(self) -> bool:
+        """Whether each row of the next batch continues the same row of the last; see ``WindowSampler.continues``."""
+        return self.sampler.continues(self.sampler.cursor)
+
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state: where the next batch is, not counting what was read ahead."""
         return self.sampler.state_dict()
@@ -128,7 +133,7 @@ class BatchLoader:
 
     def _read(self, indices_B: NDArray[np.int64]) -> Batch:
         batch = read_windows(self.stream, indices_B, self.sampler.block_size)
-        return Batch(batch.tokens.pin_memory(), batch.sample_ids.pin_memory()) if self.pin_memory else batch
+        return Batch(batch.data.pin_memory(), batch.sample_ids.pin_memory()) if self.pin_memory else batch
 
 
 def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:

@@ -17,8 +17,8 @@ class CausalMasking:
 
         The two are copies: as views of one tensor, a caller that corrupts the inputs would corrupt the targets too.
         """
-        inputs_BS = batch.tokens[:, :-1].clone(memory_format=torch.contiguous_format)
-        targets_BS = batch.tokens[:, 1:].clone(memory_format=torch.contiguous_format)
+        inputs_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
+        targets_BS = batch.data[:, 1:].clone(memory_format=torch.contiguous_format)
         return MaskedBatch(inputs_BS, targets_BS, torch.ones_like(inputs_BS, dtype=torch.bool))
 
 

@@ -1,9 +1,10 @@
-"""A data source: two token streams, their tokenizer and a fingerprint."""
+"""A data source: two token streams and their tokenizer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -11,7 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arb_ternary.config.options import Rule
-from arb_ternary.protocols.data import Tokenizer
+from arb_ternary.protocols.data import Batch, BatchRequest
+from arb_ternary_text.data.entropy import bigram_entropy, unigram_entropy
+from arb_ternary_text.data.loader import BatchLoader, evaluation_batches
+from arb_ternary_text.data.sampler import WindowSampler, window_count
+from arb_ternary_text.data.tokenizers import Tokenizer
 
 __all__ = ["DEFAULT_FRACTION", "StreamSource", "digest", "part"]
 
@@ -50,6 +55,41 @@ class StreamSource:
         tokenizer = json.dumps(self.tokenizer.to_json(), sort_keys=True)
         parts = (digest(self.train), digest(self.validation), tokenizer)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return self.tokenizer.vocabulary_size
+
+    def batches(self, request: BatchRequest) -> BatchLoader:
+        """Windows of the training stream."""
+        sampler = WindowSampler(
+            len(self.train),
+            request.block_size,
+            request.batch_size,
+            seed=request.seed,
+            order=request.order,
+            name="the training stream",
+        )
+        return BatchLoader(self.train, sampler, workers=request.workers, pin_memory=request.pin_memory)
+
+    def samples_per_epoch(self, block_size: int) -> int:
+        """Windows of the training stream."""
+        return window_count(len(self.train), block_size, "the training stream")
+
+    def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
+        """Windows of the validation stream; all of them predict each token but the first exactly once."""
+        return evaluation_batches(self.validation, block_size, batch_size, limit=limit)
+
+    def baselines(self, block_size: int) -> Mapping[str, float]:
+        """Entropies of the tokens that a whole evaluation predicts: what frequencies of one and of two tokens give."""
+        windows = window_count(len(self.validation), block_size, "the validation stream")
+        seen = self.validation[: windows * block_size + 1]
+        return {"unigram_entropy": unigram_entropy(seen[1:]), "bigram_entropy": bigram_entropy(seen)}
+
+    def attachments(self) -> Mapping[str, Any]:
+        """The tokenizer, as ``from_json`` reads it."""
+        return {"tokenizer": self.tokenizer.to_json()}
 
 
 def digest(ids_L: NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import Rule
 from arb_ternary.errors import DataError, EnvironmentProblem
-from arb_ternary.protocols.data import Tokenizer
 
 __all__ = [
     "TOKENIZER_HELP",
@@ -28,6 +27,7 @@ __all__ = [
     "CharacterTokenizer",
     "FileTokenizer",
     "IdTokenizer",
+    "Tokenizer",
     "UnknownCharacterError",
     "build_tokenizer",
     "encode_stream",
@@ -45,6 +45,22 @@ tokenizer_name: Final = Rule(
     lambda value: value in {"bytes", "characters"} or value.endswith(".json"),
     {"anyOf": [{"enum": ["bytes", "characters"]}, {"pattern": r"\.json$"}]},
 )
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything needed to rebuild the tokenizer; stored in run directories."""
+        ...
 
 
 class UnknownCharacterError(DataError):

@@ -8,16 +8,17 @@ needs neither, it reads prompts of any length in chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
+from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import KeyValueCache
 
-__all__ = ["CachedModel", "generate", "next_token_probabilities"]
+__all__ = ["CachedModel", "generate", "next_token_probabilities", "streamed_text"]
 
 
 class CachedModel(Protocol):
@@ -171,3 +172,18 @@ def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) 
         raise UsageProblem(
             f"top_p: must be above 0 and at most 1, not {top_p}", "Leave it out to draw among all tokens."
         )
+
+
+def streamed_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], drawn: Iterable[int]) -> Iterator[str]:
+    """The text of ``drawn``, piece by piece; a character that spans several tokens appears once it is whole."""
+    ids, shown = list(prompt_ids), tokenizer.decode(list(prompt_ids))
+    text = shown
+    for token in drawn:
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        whole = text.rstrip("\ufffd")
+        if whole.startswith(shown) and len(whole) > len(shown):
+            yield whole[len(shown) :]
+            shown = whole
+    if text.startswith(shown) and len(text) > len(shown):
+        yield text[len(shown) :]

@@ -20,14 +20,13 @@ __all__ = ["evaluate"]
 @plugin_files
 @as_json
 def evaluate(run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool) -> None:
-    """Loss of RUN (a run directory or a checkpoint) on its validation tokens, beside their entropies, and the audit."""
+    """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors reach, the audit."""
     from arb_ternary.ternary.audit import audit
-    from arb_ternary_text.data.entropy import bigram_entropy, unigram_entropy
     from arb_ternary_train.restore import load_run, measure
 
     trained = load_run(run, backend=backend, device=device)
-    data, result = measure(trained, batches)
-    seen, counted = data.validation[: result.span], audit(trained.model)
+    result, baselines = measure(trained, batches)
+    counted = audit(trained.model)
     numbers = {
         "checkpoint": str(trained.checkpoint.path),
         "step": trained.checkpoint.step,
@@ -35,8 +34,7 @@ def evaluate(run: Path, batches: int | None, backend: str | None, device: str | 
         "tokens": result.tokens,
         "validation_loss": result.loss,
         "perplexity": result.perplexity,
-        "unigram_entropy": unigram_entropy(seen[1:]),
-        "bigram_entropy": bigram_entropy(seen),
+        **baselines,
     }
     if as_json:
         print_json({**numbers, "audit": counted.to_json()})

@@ -12,7 +12,7 @@ from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.joined import JoinedOptimizer
-from arb_ternary.optim.protocol import Trainable, require_accepted
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 
 __all__ = ["SplitConfig", "build"]
 
@@ -44,6 +44,5 @@ def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
                 f"optimizer.{name}: the model has no {name} parts to train",
                 "name the other optimizer alone, without 'split'",
             )
-        require_accepted(f"optimizer.{name}", choice.name, getattr(choice.spec, "accepts", ("ternary", "float")), part)
-        parts[name] = choice.build(part)
+        parts[name] = build_optimizer(f"optimizer.{name}", choice, part)
     return JoinedOptimizer(parts)

@@ -1,0 +1,84 @@
+"""The data source ``tokens``: streams of ids in token files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+
+from arb_ternary.config.options import Rule, option, optional, positive
+from arb_ternary.errors import DataError
+from arb_ternary_text.data.memmap import open_tokens
+from arb_ternary_text.data.source import DEFAULT_FRACTION, StreamSource, part
+from arb_ternary_text.data.tokenizers import IdTokenizer, build_tokenizer
+
+__all__ = ["TokensConfig", "build"]
+
+#: Characters are taken from a training text, and token files have none.
+_written_tokenizer: Final = Rule(
+    "bytes or the path of a .json file",
+    lambda value: value == "bytes" or value.endswith(".json"),
+    {"anyOf": [{"const": "bytes"}, {"pattern": r"\.json$"}]},
+)
+
+
+@attrs.frozen
+class TokensConfig:
+    """Options of the data source ``tokens``: streams of ids in files. Paths are relative to the working directory."""
+
+    train: str = option(help="token file for training, .bin or .npy")
+    validation: str | None = option(None, "token file for validation, .bin or .npy")
+    validation_fraction: float | None = option(
+        None,
+        f"share of `train`, cut at its end, kept for validation when `validation` is null (null: {DEFAULT_FRACTION})",
+        validator=optional(part),
+    )
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = option(
+        None, "integer type of .bin files; null for .npy files, which know their own"
+    )
+    tokenizer: str | None = option(
+        None,
+        "tokenizer that the ids belong to: bytes, or the path of a .json file; null: give vocabulary_size",
+        validator=optional(_written_tokenizer),
+    )
+    vocabulary_size: int | None = option(
+        None, "number of ids, for token files without a tokenizer; null: the tokenizer's", validator=optional(positive)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.validation is not None and self.validation_fraction is not None:
+            raise ValueError("validation and validation_fraction exclude each other: give one of them")
+        if (self.tokenizer is None) == (self.vocabulary_size is None):
+            given = "neither was given" if self.tokenizer is None else "both were given"
+            raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
+
+
+def build(config: TokensConfig) -> StreamSource:
+    """The data source of ``config``.
+
+    Raises:
+        DataError: a file is missing, empty or not a token file; its path comes first.
+        EnvironmentProblem: the tokenizer needs a package that is not installed.
+    """
+    if config.tokenizer is not None:
+        tokenizer = build_tokenizer(config.tokenizer)
+    else:
+        assert config.vocabulary_size is not None  # the config's own rule
+        tokenizer = IdTokenizer(config.vocabulary_size)
+    size = tokenizer.vocabulary_size
+    if config.validation is not None:
+        if Path(config.validation).resolve() == Path(config.train).resolve():
+            raise DataError(
+                f"{config.validation}: the validation tokens are the training tokens",
+                "Give another file, or `validation_fraction` to keep the end of this one.",
+            )
+        train = open_tokens(config.train, size, dtype=config.dtype)
+        return StreamSource("tokens", tokenizer, train, open_tokens(config.validation, size, dtype=config.dtype))
+    whole = open_tokens(config.train, size, dtype=config.dtype)
+    held = round(len(whole) * (config.validation_fraction or DEFAULT_FRACTION))
+    cut = len(whole) - held
+    if held < 1 or cut < 1:
+        raise DataError(f"{config.train}: {len(whole)} tokens are too few to keep a share of them for validation")
+    train = open_tokens(config.train, size, dtype=config.dtype, last=cut)
+    return StreamSource("tokens", tokenizer, train, open_tokens(config.train, size, dtype=config.dtype, first=cut))

@@ -1,0 +1,58 @@
+"""What a run writes down of its steps, and what a person sees of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import define, field
+
+from arb_ternary_train.metrics import MetricsWriter
+from arb_ternary_train.progress import Reporter
+
+__all__ = ["Logbook"]
+
+#: Micro-batches over which the speed on display is averaged.
+_WINDOW: Final = 50
+#: Numbers of a step that the screen shows first, and those that it leaves to the file.
+_FIRST: Final = ("loss", "flips", "lr", "rate", "grad_norm")
+_FILE_ONLY: Final = frozenset({*_FIRST, "exponent_moves", "draws"})
+
+
+@define(eq=False)
+class Logbook:
+    """The metrics file, the screen and the clock of a run.
+
+    Attributes:
+        metrics: the metrics file.
+        reporter: the screen and the log file.
+        train_tokens: predictions trained on by this process.
+        train_seconds: how long that took, without evaluations and checkpoints.
+    """
+
+    metrics: MetricsWriter
+    reporter: Reporter
+    train_tokens: int = 0
+    train_seconds: float = 0.0
+    _recent: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=_WINDOW))
+
+    def count_training(self, tokens: int, seconds: float) -> None:
+        """``tokens`` have been trained on, which took ``seconds``."""
+        self.train_tokens += tokens
+        self.train_seconds += seconds
+        self._recent.append((tokens, seconds))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Recent speed of training."""
+        seconds = sum(taken for _, taken in self._recent)
+        return sum(tokens for tokens, _ in self._recent) / seconds if seconds else 0.0
+
+    def show_step(self, phase_step: int, metrics: Mapping[str, Any], log: bool) -> None:
+        """Show a step on the screen; ``log`` asks for a lasting line."""
+        shown = {key: metrics[key] for key in _FIRST if key in metrics}
+        if metrics.get("draws", 1) != 1:
+            shown["draws"] = metrics["draws"]
+        shown.update((key, value) for key, value in metrics.items() if key not in _FILE_ONLY)
+        self.reporter.step(phase_step, {**shown, "tok/s": round(self.tokens_per_second)}, log)

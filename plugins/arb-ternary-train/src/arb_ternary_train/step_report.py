@@ -1,0 +1,67 @@
+"""One optimizer step: what it told, and the micro-batches that are on their way to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from arb_ternary.optim.protocol import StepOutcome
+
+__all__ = ["InFlight", "StepReport"]
+
+
+@frozen
+class StepReport:
+    """One optimizer step.
+
+    Attributes:
+        step: steps that the loop has taken, this one included.
+        loss: mean loss of the step's micro-batches, nats a prediction.
+        outcome: what the optimizer said.
+        rates: ``lr`` of the first float group, ``rate`` of the first ternary group.
+        draws: micro-batches in the step.
+        tokens: predictions that counted in the step's losses.
+        grad_norm: norm of all float gradients before clipping, where it was clipped.
+    """
+
+    step: int
+    loss: float
+    outcome: StepOutcome
+    rates: Mapping[str, float]
+    draws: int
+    tokens: int
+    grad_norm: float | None
+
+    def metrics(self) -> dict[str, Any]:
+        """The numbers for the metrics file: nothing that depends on the clock."""
+        outcome = self.outcome
+        grad_norm = self.grad_norm if self.grad_norm is not None else outcome.grad_norm
+        return {
+            "loss": self.loss,
+            **self.rates,
+            **({} if grad_norm is None else {"grad_norm": grad_norm}),
+            "flips": outcome.flips,
+            "exponent_moves": outcome.exponent_moves,
+            "draws": self.draws,
+            **{key: float(value) for key, value in outcome.statistics.items()},
+        }
+
+
+@frozen
+class InFlight:
+    """Micro-batches since the last step: how many since the last call of ``optimizer.step``; losses, tokens of all."""
+
+    accumulated: int = 0
+    losses: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def plus(self, loss: float, tokens: int) -> InFlight:
+        """With one micro-batch more."""
+        return InFlight(self.accumulated + 1, (*self.losses, loss), (*self.tokens, tokens))
+
+    def attempted(self, *, dropped: bool) -> InFlight:
+        """After a call of ``optimizer.step`` that did not step; it may have dropped what it was called for."""
+        kept = len(self.losses) - (self.accumulated if dropped else 0)
+        return InFlight(0, self.losses[:kept], self.tokens[:kept])
