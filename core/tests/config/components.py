@@ -74,6 +74,29 @@ class Inner:
     _weight: float = option(0.5, "a private attribute, given without its underscore")
 
 
+def _is_after_start(instance: Span, attribute: Any, value: int) -> None:
+    if value == 14:
+        raise RuntimeError("broken")
+    if value < instance.start:
+        raise ValueError(f"'end' must not be before 'start', which is {instance.start}")
+
+
+def _sorted(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(values))
+
+
+@frozen(kw_only=True)
+class Span:
+    start: int = option(help="first", validator=non_negative)
+    end: int = option(help="last", validator=_is_after_start)
+    steps: tuple[int, ...] = option(
+        (),
+        "in between",
+        validator=Rule("numbers from 0, in order", lambda values: values == tuple(sorted(map(abs, values))), {}),
+        converter=_sorted,
+    )
+
+
 @frozen(kw_only=True)
 class Everything:
     """Every type of option."""

@@ -141,6 +141,23 @@ def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: 
     ]
 
 
+def test_a_validator_that_looks_at_another_option_is_asked_once_all_of_them_are_there(faults: Any) -> None:
+    assert faults(components.Span, {"start": 3, "end": 2}) == ["end: must not be before 'start', which is 3"]
+    assert faults(components.Span, {"start": -1, "end": -2}) == ["start: must be 0 or greater, not -1"]
+
+
+def test_an_error_of_a_validator_that_says_nothing_about_the_config_is_not_taken_for_a_fault(registry: Any) -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        structure(components.Span, Document({"start": 13, "end": 14}), registry)
+
+
+def test_a_converter_sees_the_value_before_the_validator_does(registry: Any, faults: Any) -> None:
+    assert structure(components.Span, Document({"start": 1, "end": 2, "steps": [2, 1]}), registry).steps == (1, 2)
+    assert faults(components.Span, {"start": 1, "end": 2, "steps": [2, -1]}) == [
+        "steps: must be numbers from 0, in order, not (-1, 2)"
+    ]
+
+
 # --- components ------------------------------------------------------------------------------------------------------
 
 

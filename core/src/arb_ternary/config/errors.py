@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
 
-from attrs import asdict, frozen
+from attrs import evolve, frozen
 
 from arb_ternary.config.paths import Origin, Path, find_origin, show_path
-from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem
 
-__all__ = ["ConfigEnvironmentProblem", "Fault", "Faulty", "InvalidConfig", "LocatedFault", "raise_faults"]
+__all__ = ["ConfigEnvironmentProblem", "Fault", "Faulty", "InvalidConfig", "raise_faults"]
 
 #: The order in which faults are listed; those of the file as a whole come first.
-_ORDER = (None, "file", "override", "environment", "derived", "default")
+_ORDER = ("whole", "file", "override", "environment", "derived", "default")
 
 
 @frozen
 class Fault:
-    """One thing that is wrong.
+    """One thing that is wrong; as text, ``where: path: message`` without the parts that are unknown.
 
     Attributes:
-        path: where, from the root of the config.
+        path: from the root of the config.
         message: what, without the path.
         hint: what to do about it, when the message does not say.
         also: paths whose location the message ends with, for a contradiction between two places.
@@ -38,6 +38,25 @@ class Fault:
     environment: bool = False
     unknown_component: bool = False
 
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.origin or ""), show_path(self.path), self.message) if part)
+
+    def to_json(self) -> dict[str, str]:
+        """The fault as a JSON object."""
+        where, path = str(self.origin or ""), show_path(self.path)
+        return {"where": where, "path": path, "message": self.message, "hint": self.hint}
+
+    def under(self, path: Path) -> Fault:
+        """The fault as seen from where the value that it was found in has the path ``path``."""
+        return evolve(self, path=(*path, *self.path), also=tuple((*path, *other) for other in self.also))
+
+    def located(self, origins: Mapping[Path, Origin], source: str) -> Fault:
+        """The fault with its origin, and with those of ``also`` in its message."""
+        origin = self.origin or find_origin(origins, self.path) or Origin("whole", source)
+        others = [str(found) for path in self.also if (found := find_origin(origins, path)) is not None]
+        message = f"{self.message} ({', '.join(others)})" if others else self.message
+        return evolve(self, origin=origin, message=message, also=())
+
 
 class Faulty(ValueError):
     """Faults found below some point of the tree, with paths relative to it."""
@@ -47,40 +66,21 @@ class Faulty(ValueError):
         self.faults = faults
 
 
-@frozen
-class LocatedFault:
-    """A fault as it is printed: ``where: path: message``; the parts that are unknown are empty."""
-
-    where: str
-    path: str
-    message: str
-    hint: str
-
-    def __str__(self) -> str:
-        return ": ".join(part for part in (self.where, self.path, self.message) if part)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fault as a JSON object."""
-        return asdict(self)
+class _WithFaults(ArbError):
+    def __init__(self, what: str, hint: str, faults: Sequence[Fault]) -> None:
+        super().__init__(what, hint)
+        self.faults = tuple(faults)
 
 
-class InvalidConfig(ConfigError):
+class InvalidConfig(_WithFaults, ConfigError):
     """A config with faults, one line each."""
 
-    def __init__(self, what: str, hint: str, faults: Sequence[LocatedFault]) -> None:
-        super().__init__(what, hint)
-        self.faults = tuple(faults)
 
-
-class ConfigEnvironmentProblem(EnvironmentProblem):
+class ConfigEnvironmentProblem(_WithFaults, EnvironmentProblem):
     """A config without faults of its own that names what this environment does not have."""
 
-    def __init__(self, what: str, hint: str, faults: Sequence[LocatedFault]) -> None:
-        super().__init__(what, hint)
-        self.faults = tuple(faults)
 
-
-def raise_faults(faults: Sequence[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
+def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
     """Raise every fault as one error, in the order of the file's lines, then of the overrides.
 
     The config is what is wrong as soon as one fault is its own; only when all of them lie in the environment is it an
@@ -90,23 +90,11 @@ def raise_faults(faults: Sequence[Fault], origins: Mapping[Path, Origin], source
         InvalidConfig: exit code 2.
         ConfigEnvironmentProblem: exit code 3.
     """
-    keyed = sorted((_locate(fault, origins, source) for fault in faults), key=lambda pair: pair[0])
-    located = list(dict.fromkeys(fault for _, fault in keyed))
+    located = list(dict.fromkeys(fault.located(origins, source) for fault in faults))
+    located.sort(key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0))
     lines = [str(fault) for fault in located]
     if len(lines) > 1:
         lines.insert(0, ": ".join(part for part in (source, f"{len(lines)} faults") if part))
     hint = "\n".join(dict.fromkeys(fault.hint for fault in located if fault.hint))
-    error = ConfigEnvironmentProblem if all(fault.environment for fault in faults) else InvalidConfig
+    error = ConfigEnvironmentProblem if all(fault.environment for fault in located) else InvalidConfig
     raise error("\n".join(lines), hint, located)
-
-
-def _locate(fault: Fault, origins: Mapping[Path, Origin], source: str) -> tuple[tuple[int, int], LocatedFault]:
-    """The fault as it is printed, and its place in the order."""
-    origin = fault.origin or find_origin(origins, fault.path)
-    message = fault.message
-    others = [str(found) for path in fault.also if (found := find_origin(origins, path)) is not None]
-    if others:
-        message += f" ({', '.join(others)})"
-    place = (0, 0) if origin is None else (_ORDER.index(origin.kind), origin.order)
-    where = source if origin is None else str(origin)
-    return place, LocatedFault(where, show_path(fault.path), message, fault.hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -49,7 +48,6 @@ class ConfigField:
         return to_plain(found)
 
 
-@cache
 def config_fields(cls: type[Any]) -> tuple[ConfigField, ...]:
     """The options of ``cls``, in the order of its definition.
 

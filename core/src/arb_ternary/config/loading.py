@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 from attrs import field, frozen
@@ -14,9 +14,12 @@ from attrs import field, frozen
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.paths import DEFAULT, Origin, Path, parse_path
-from arb_ternary.config.structure import Registry, structure
+from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, read_yaml
 from arb_ternary.errors import ConfigError
+
+if TYPE_CHECKING:
+    from arb_ternary.plugins.registry import Registry
 
 __all__ = ["LoadedConfig", "load_as", "read_document", "value_origins"]
 
@@ -81,15 +84,11 @@ def load_as(
         ConfigError: the file or its content is wrong; every fault is listed.
         EnvironmentProblem: it names components that are not installed.
     """
-    document = apply_overrides(read_document(path), overrides)
-    config = structure(cls, document, _installed() if registry is None else registry)
-    return LoadedConfig(config, document.data, value_origins(config, document), document.source)
-
-
-def _installed() -> Registry:
     from arb_ternary.plugins.manager import manager
 
-    return manager().registry
+    document = apply_overrides(read_document(path), overrides)
+    config = structure(cls, document, manager().registry if registry is None else registry)
+    return LoadedConfig(config, document.data, value_origins(config, document), document.source)
 
 
 def value_origins(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 from attrs import evolve
@@ -46,31 +47,29 @@ def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Doc
     Raises:
         Faulty: the path does not lead anywhere.
     """
-    origins = dict(document.origins)
     if not isinstance(document.data, dict):
         return document  # structuring reports that the whole is not a mapping
+    origins = dict(document.origins)
     holder: Any = document.data
-    real: Path = ()
-    for position, part in enumerate(path):
-        key = _key_in(holder, part, real)
-        is_last = position == len(path) - 1
-        real = (*real, key)
-        if is_last:
-            holder[key] = value
-            break
-        following = holder.get(key) if isinstance(holder, dict) else holder[key]
-        if following is None:
-            following = holder[key] = {}
-            origins[real] = origin
-        elif isinstance(following, str):
-            following = holder[key] = {"name": following}
-            origins[(*real, "name")] = origins.get(real, origin)
-        elif not isinstance(following, dict | list):
-            raise Faulty(Fault(real, f"{following!r} has no key {path[position + 1]!r}"))
-        holder = following
+    above: Path = ()
+    for part, following in pairwise(path):
+        key = _key_in(holder, part, above)
+        above = (*above, key)
+        inner = holder.get(key) if isinstance(holder, dict) else holder[key]
+        if inner is None:
+            inner = holder[key] = {}
+            origins[above] = origin
+        elif isinstance(inner, str):
+            inner = holder[key] = {"name": inner}
+            origins[(*above, "name")] = origins.get(above, origin)
+        elif not isinstance(inner, dict | list):
+            raise Faulty(Fault(above, f"{inner!r} has no key {following!r}"))
+        holder = inner
+    last = _key_in(holder, path[-1], above)
+    holder[last] = value
+    real = (*above, last)
     kept = {p: o for p, o in origins.items() if p[: len(real)] != real}
-    kept.update({(*real, *below): origin for below in _paths_in(value)})
-    return evolve(document, origins=kept)
+    return evolve(document, origins={**kept, **{(*real, *below): origin for below in _paths_in(value)}})
 
 
 def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
@@ -90,6 +89,4 @@ def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
 def _paths_in(value: Any) -> Iterable[Path]:
     yield ()
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        for below in _paths_in(item):
-            yield (key, *below)
+    yield from ((key, *below) for key, item in items for below in _paths_in(item))

@@ -21,12 +21,12 @@ class Origin:
     """Where a value came from.
 
     Attributes:
-        kind: ``derived`` is a value that follows from another one that the user wrote.
+        kind: ``whole`` is a file without lines, ``derived`` a value that follows from another one that the user wrote.
         text: ``demo.yaml:12``, ``-o seed=3``, the environment variable, or ``default``.
         order: line in the file, or position among the overrides: errors are listed in this order.
     """
 
-    kind: Literal["file", "override", "environment", "derived", "default"]
+    kind: Literal["whole", "file", "override", "environment", "derived", "default"]
     text: str
     order: int = 0
 

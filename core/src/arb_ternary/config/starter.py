@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 
 from arb_ternary.config.describe import is_choice, is_sequence
 from arb_ternary.config.fields import ConfigField, config_fields
-from arb_ternary.config.structure import Registry, options_class
+from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_inline
 from arb_ternary.specs import DocumentSpec, StarterSpec, resolve
+
+if TYPE_CHECKING:
+    from arb_ternary.plugins.registry import Registry
 
 __all__ = ["starter_config"]
 

@@ -11,14 +11,13 @@ and the choices of ``config.choice``, nested to any depth. Nothing is converted 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path as FilePath
 from types import NoneType
-from typing import Any, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
-from attrs import evolve
 from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, IterableValidationError
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn, override
@@ -41,7 +40,10 @@ from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import Spec, resolve
 
-__all__ = ["GIVEN", "Registry", "options_class", "structure", "structure_with_faults"]
+if TYPE_CHECKING:
+    from arb_ternary.plugins.registry import Registry
+
+__all__ = ["GIVEN", "options_class", "structure", "structure_with_faults"]
 
 T = TypeVar("T")
 
@@ -53,25 +55,6 @@ RESERVED = frozenset({"name", GIVEN})
 
 class _WholeNumberKey(int):
     """A key that may be written as text: those of an override are."""
-
-
-class RegisteredComponent(Protocol):
-    """What the registry returns."""
-
-    @property
-    def spec(self) -> Spec: ...
-
-
-class Registry(Protocol):
-    """The part of the plugin registry that configs need."""
-
-    def get(self, kind: str, name: str, /) -> RegisteredComponent:
-        """The component, or UsageProblem (unknown) or EnvironmentProblem (known, but not here)."""
-        ...
-
-    def names(self, kind: str, /) -> Sequence[str]:
-        """The names of a kind's components."""
-        ...
 
 
 def structure(cls: type[T], document: Document, registry: Registry) -> T:
@@ -302,9 +285,7 @@ def _faults(error: Exception, path: Path) -> Iterator[Fault]:
         for inner, place in error.group_exceptions()[0]:
             yield from _faults(inner, (*path, place.index))
     elif isinstance(error, Faulty):
-        for fault in error.faults:
-            also = tuple((*path, *other) for other in fault.also)
-            yield evolve(fault, path=(*path, *fault.path), also=also)
+        yield from (fault.under(path) for fault in error.faults)
     elif isinstance(error, KeyError) and error.args == path[-1:]:
         yield Fault(path, "is required")
     elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(error, ComponentError):

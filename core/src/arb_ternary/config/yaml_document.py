@@ -7,8 +7,7 @@ once, and a tag never builds an object. Anchors, aliases and merge keys work.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -42,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes exactly the text that :class:`_Loader` would not read as text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (its own, not the base's)
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -50,7 +49,6 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_TAG + _kind, _pattern, _first)
-    _Dumper.add_implicit_resolver(_TAG + _kind, _pattern, _first)
 
 
 @frozen(eq=False)
@@ -76,13 +74,12 @@ def read_yaml(text: str, source: str) -> Document:
     Raises:
         InvalidConfig: ``text`` is not YAML.
     """
+    reader = _Reader(source)
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        data = reader.read(text)
     except yaml.YAMLError as error:
         raise_faults([_syntax_fault(error, source)], {}, source)
-    reader = _Reader(source)
-    data = None if node is None else reader.value(node, ())
-    return Document(data, source, reader.origins, reader.faults)
+    return Document(data, source, reader.origins, tuple(reader.faults.values()))
 
 
 def parse_yaml_value(text: str) -> Any:
@@ -91,14 +88,13 @@ def parse_yaml_value(text: str) -> Any:
     Raises:
         ValueError: ``text`` is not a YAML value.
     """
+    reader = _Reader("")
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        value = reader.read(text)
     except yaml.YAMLError as error:
         raise ValueError(getattr(error, "problem", None) or str(error)) from None
-    reader = _Reader("")
-    value = None if node is None else reader.value(node, ())
-    if reader.faults:
-        raise ValueError(reader.faults[0].message)
+    for fault in reader.faults.values():
+        raise ValueError(fault.message)
     return value
 
 
@@ -128,33 +124,36 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.origins: dict[Path, Origin] = {}
-        self._faults: dict[tuple[Origin, str], Fault] = {}
-        self._open: set[int] = set()
+        #: By place and message: however many aliases lead to a fault, it is one.
+        self.faults: dict[tuple[Origin, str], Fault] = {}
 
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """Each once, however many aliases lead to it."""
-        return tuple(self._faults.values())
+    def read(self, text: str) -> Any:
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else self._value(node, (), frozenset())
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def _value(self, node: yaml.Node, path: Path, above: frozenset[int]) -> Any:
+        """The value of ``node``; ``above`` are the ids of the nodes that contain it."""
         self.origins.setdefault(path, self._origin(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         is_list = isinstance(node, yaml.SequenceNode)
         if node.tag != _TAG + ("seq" if is_list else "map"):
-            self._fault(node, path, _refused(node))
-        with self._inside(node, path) as is_new:
-            if not is_new:
-                return None
-            if is_list:
-                return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-            return {key: self._entry(*nodes, (*path, key)) for key, nodes in self._entries(node, path).items()}
+            self._fault(node, path, f"the tag {node.tag} is not allowed")
+        if id(node) in above:
+            self._fault(node, path, "an alias to a value that contains it")
+            return None
+        above |= {id(node)}
+        if is_list:
+            return [self._value(item, (*path, index), above) for index, item in enumerate(node.value)]
+        result: dict[str | int, Any] = {}
+        for key, (key_node, value_node) in self._entries(node, path, above).items():
+            self.origins[(*path, key)] = self._origin(key_node)
+            result[key] = self._value(value_node, (*path, key), above)
+        return result
 
-    def _entry(self, key_node: yaml.Node, value_node: yaml.Node, path: Path) -> Any:
-        self.origins[path] = self._origin(key_node)
-        return self.value(value_node, path)
-
-    def _entries(self, node: yaml.Node, path: Path) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
+    def _entries(
+        self, node: yaml.Node, path: Path, above: frozenset[int]
+    ) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
         """The nodes of keys and values. Keys that are written out win over merged ones, earlier merges over later."""
         found: dict[str | int, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
@@ -171,21 +170,11 @@ class _Reader:
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
                 self._fault(source, path, "a merge key (<<) needs a mapping, or a list of mappings")
-                continue
-            with self._inside(source, path) as is_new:
-                found = {**(self._entries(source, path) if is_new else {}), **found}
+            elif id(source) in above:
+                self._fault(source, path, "an alias to a value that contains it")
+            else:
+                found = {**self._entries(source, path, above | {id(source)}), **found}
         return found
-
-    @contextmanager
-    def _inside(self, node: yaml.Node, path: Path) -> Iterator[bool]:
-        """Whether ``node`` can be entered: not when it is being read already, which is a fault."""
-        if id(node) in self._open:
-            self._fault(node, path, "an alias to a value that contains it")
-            yield False
-            return
-        self._open.add(id(node))
-        yield True
-        self._open.discard(id(node))
 
     def _key(self, node: yaml.Node, path: Path) -> str | int | None:
         if isinstance(node, yaml.ScalarNode):
@@ -210,7 +199,8 @@ class _Reader:
         if tag in ("int", "float") and _FLOAT.fullmatch(text):
             return float(re.sub(r"\.(?=inf|nan)", "", text.lower().replace("_", "")))
         known = tag in ("bool", "int", "float")
-        self._fault(node, path, f"{text!r} is not what its tag !!{tag} says" if known else _refused(node))
+        reason = f"{text!r} is not what its tag !!{tag} says" if known else f"the tag {node.tag} is not allowed"
+        self._fault(node, path, reason)
         return None
 
     def _origin(self, node: yaml.Node) -> Origin:
@@ -219,8 +209,4 @@ class _Reader:
 
     def _fault(self, node: yaml.Node, path: Path, message: str) -> None:
         origin = self._origin(node)
-        self._faults.setdefault((origin, message), Fault(path, message, origin=origin))
-
-
-def _refused(node: yaml.Node) -> str:
-    return f"the tag {node.tag} is not allowed"
+        self.faults.setdefault((origin, message), Fault(path, message, origin=origin))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import evolve
 
@@ -15,27 +15,19 @@ from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.loading import LoadedConfig, read_document, value_origins
 from arb_ternary.config.overrides import apply_overrides, set_value
 from arb_ternary.config.paths import Origin, find_origin
-from arb_ternary.config.structure import GIVEN, Registry, structure_with_faults
+from arb_ternary.config.structure import GIVEN, structure_with_faults
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, EnvironmentProblem
-from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.manager import Plugins, manager
+from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.config import RunConfig, apply_exact, exact_faults
 from arb_ternary_train.requirements import unmet_requirements
 
-__all__ = ["PluginHost", "load_config", "structure_run"]
-
-
-class PluginHost(Protocol):
-    """The part of the plugin manager that loading needs."""
-
-    @property
-    def registry(self) -> Registry: ...
-
-    def load_file(self, path: FilePath, /) -> Any: ...
+__all__ = ["load_config", "structure_run"]
 
 
 def load_config(
-    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, plugins: PluginHost | None = None
+    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, plugins: Plugins | None = None
 ) -> LoadedConfig[RunConfig]:
     """Load the config of a run.
 
@@ -104,7 +96,7 @@ def _apply_environment(document: Document) -> Document:
     return set_value(document, ("backend",), value, Origin("environment", environment.BACKEND.name))
 
 
-def _load_plugin_files(document: Document, folder: FilePath, plugins: PluginHost) -> Document:
+def _load_plugin_files(document: Document, folder: FilePath, plugins: Plugins) -> Document:
     """Load the files under ``plugins:``, and make their paths absolute, so that a resolved config works anywhere."""
     files = _texts(document, "plugins")
     faults = list(document.faults)
