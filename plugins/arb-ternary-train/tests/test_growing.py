@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arb_ternary.errors import CheckpointError, Interrupted
+from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary_train.checkpoint import read_checkpoint
+from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.restore import load_run, measure
 
 PLUGIN = '''
@@ -18,7 +22,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_register_phases():
-    return [PhaseSpec(name="growing", target="fake_growing:build", config="arb_ternary_train.options:LoopOptions")]
+    return [PhaseSpec(name="growing", target="growing:build", config="arb_ternary_train.options:LoopOptions")]
 
 
 def build(config):
@@ -81,13 +85,19 @@ PHASES = (
 )
 
 
-@pytest.mark.parametrize("stop", [2, 4, 8])
-def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
-    tiny: Any, files_in: Any, install_plugin: Any, stop: int
-) -> None:
-    from arb_ternary_train.context import TrainingContext
+@pytest.fixture(autouse=True)
+def plugin(tmp_path: Path) -> Iterator[None]:
+    """The phase, from a file."""
+    file = tmp_path / "growing.py"
+    file.write_text(PLUGIN)
+    reset_manager()
+    manager().load_file(file)
+    yield
+    reset_manager()
 
-    install_plugin("growing", PLUGIN)
+
+@pytest.mark.parametrize("stop", [2, 4, 8])
+def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(tiny: Any, files_in: Any, stop: int) -> None:
     overrides = (PHASES, "checkpoint={every: 1, keep: 2}")
     whole, report = tiny.run("whole", *overrides)
     record_step = TrainingContext.record_step
@@ -97,7 +107,6 @@ def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
         if self.step == stop:
             self.request_stop("a test")
 
-    # Not the test's own monkeypatch: undoing that would bring back what `install_plugin` hides.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingContext, "record_step", stopping)
         with pytest.raises(Interrupted):
@@ -110,8 +119,7 @@ def test_a_run_whose_model_grew_resumes_to_the_same_bytes_and_can_be_used(
     assert read_checkpoint(whole.checkpoints / "step-00000009").state["structures"] == [{"blocks": 2}, None]
 
 
-def test_weights_of_a_grown_model_do_not_fit_one_that_has_not_grown(tiny: Any, install_plugin: Any) -> None:
-    install_plugin("growing", PLUGIN)
+def test_weights_of_a_grown_model_do_not_fit_one_that_has_not_grown(tiny: Any) -> None:
     whole, _ = tiny.run("whole", PHASES)
     with pytest.raises(CheckpointError, match="its tensors are not those of the model") as refused:
         tiny.run("other", init_from=whole.path)
