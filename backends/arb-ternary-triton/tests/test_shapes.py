@@ -1,4 +1,4 @@
-"""The launches of small shapes and of the kit's suite, compiled for GPUs that need not be there.
+"""The launches of small shapes and of the kit's suite, translated for GPUs that need not be there.
 
 Triton's interpreter takes what its compiler refuses: there an integer argument that equals 1 is a tensor like others,
 while the compiler makes a constant of it, which has no methods.
@@ -33,20 +33,17 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="kernels were made for the i
 SIZES: Final = ((1, 1, 1), (2, 5, 1), (3, 1, 9), (16, 64, 256))
 #: The target of what is compiled for one only.
 TARGET: Final = "sm_90a"
-#: What this process compiled, by target, and what it only translated.
-_known: set[tuple[str, bool, Specialised]] = set()
+#: What this process translated, by target.
+_known: set[tuple[str, Specialised]] = set()
 
 
-def _build(launches: Iterable[Launch], target: str, *, whole: bool) -> None:
-    """Translate the launches that are new, and compile them if the ``whole`` way is wanted."""
+def _translate(launches: Iterable[Launch], target: str) -> None:
+    """Translate the launches that are new."""
     for launch in launches:
         one = specialise(launch)
-        if (target, whole, one) not in _known:
-            if whole:
-                compile_launch(launch, TARGETS[target])
-            else:
-                translate(one, TARGETS[target])
-            _known.add((target, whole, one))
+        if (target, one) not in _known:
+            translate(one, TARGETS[target])
+            _known.add((target, one))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_every_op_is_translated_for_sizes_of_one(sizes: tuple[int, int, int], gr
         for integer in (True, False):
             launches = launches_of(call_of(op, terms, shape, integer), target)
             assert launches
-            _build(launches, target, whole=False)
+            _translate(launches, target)
 
 
 @pytest.mark.parametrize("name", ["quantize_gradient", "cast_scaled_votes", "rms_norm_quantize"])
@@ -107,7 +104,7 @@ def _recorded(op: str, ours: Callable[..., Any], wanted: Callable[..., Any]) -> 
         with recording(KNOWN["sm_90"]) as launches, contextlib.suppress(IndexError, ValueError, TypeError):
             ours(*bound.args, **bound.kwargs)
         for target in TARGETS:
-            _build(launches, target, whole=target == TARGET)
+            _translate(launches, target)
         return wanted(*arguments, **options)
 
     return call
@@ -115,8 +112,6 @@ def _recorded(op: str, ours: Callable[..., Any], wanted: Callable[..., Any]) -> 
 
 @pytest.mark.slow
 class TestEveryLaunch(BackendSuite):
-    """Compiled to the end for one GPU, and translated for all."""
-
     def make_backend(self) -> KernelBackend:
         torch_kernels, ours = reference.build().kernels, backend.build().kernels
         return _Recorded(kernels={op: _recorded(op, ours[op], torch_kernels[op]) for op in ours})

@@ -119,7 +119,7 @@ class Lane:
         return value if self.cuda else None
 
     def grid(self, *blocks: Any, threads: int) -> Any:
-        """``T.Kernel``, with threads where there are any."""
+        """``T.Kernel``, with threads where there are any; CUDA limits all extents but the first to 65,535 blocks."""
         return self.T.Kernel(*blocks, threads=threads) if self.cuda else self.T.Kernel(*blocks)
 
     def accumulator(self, shape: tuple[int, ...], dtype: str) -> Any:

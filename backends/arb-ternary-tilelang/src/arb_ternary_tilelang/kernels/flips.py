@@ -33,7 +33,7 @@ def flip_trits(lane: Lane, bits_held: int, scaled: Option, carry: Option, *, N: 
         scaled_given: T.int32,
         carry_given: T.int32,
     ):
-        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+        with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             counts = lane.shared((threads,), "int32")
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")

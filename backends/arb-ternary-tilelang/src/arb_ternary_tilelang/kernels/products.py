@@ -155,7 +155,7 @@ def finish(lane: Lane, turned: bool, out: str, bias: Option) -> Any:
         result: T.Tensor((M, P), out),
         biased: T.int32,
     ):
-        with lane.grid(T.ceildiv(P, threads), M, threads=threads) as (block, m):
+        with lane.grid(M, T.ceildiv(P, threads), threads=threads) as (m, block):
             for t in lane.parallel(threads):
                 if block * threads + t < P:
                     total = T.alloc_var("int32")
@@ -288,7 +288,7 @@ def lookup(lane: Lane, out: str, *, N: int, K: int, G: int) -> Any:
         rows: T.Tensor((M, K), out),
         group: T.int32,
     ):
-        with lane.grid(T.ceildiv(W, threads), M, threads=threads) as (block, m):
+        with lane.grid(M, T.ceildiv(W, threads), threads=threads) as (m, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
                 u = block * threads + t

@@ -15,7 +15,7 @@ def pack(lane: Lane, *, N: int, K: int) -> Any:
 
     @T.prim_func
     def pack_trits(trits: T.Tensor((N, K), "int8"), words: T.Tensor((N, W), "int32")):
-        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+        with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
                 word = T.uint32(0x55555555)
@@ -36,7 +36,7 @@ def unpack(lane: Lane, *, N: int, K: int) -> Any:
 
     @T.prim_func
     def unpack_trits(words: T.Tensor((N, W), "int32"), trits: T.Tensor((N, K), "int8")):
-        with lane.grid(T.ceildiv(W, threads), N, threads=threads) as (block, n):
+        with lane.grid(N, T.ceildiv(W, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
                 if block * threads + t < W:
@@ -55,7 +55,7 @@ def pack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
 
     @T.prim_func
     def pack_votes(votes: T.Tensor((N, K), "int8"), words: T.Tensor((N, V), "int32")):
-        with lane.grid(T.ceildiv(V, threads), N, threads=threads) as (block, n):
+        with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
                 word = T.uint32(0x88888888)
@@ -76,7 +76,7 @@ def unpack_nibbles(lane: Lane, *, N: int, K: int) -> Any:
 
     @T.prim_func
     def unpack_votes(words: T.Tensor((N, V), "int32"), votes: T.Tensor((N, K), "int8")):
-        with lane.grid(T.ceildiv(V, threads), N, threads=threads) as (block, n):
+        with lane.grid(N, T.ceildiv(V, threads), threads=threads) as (n, block):
             for t in lane.parallel(threads):
                 word = T.alloc_var("uint32")
                 if block * threads + t < V:

@@ -216,7 +216,7 @@ def cast(lane: Lane, rule: Rule, tiles: Tiles, *, N: int, K: int, G: int) -> Any
         key_1: T.int32,
         kind: T.int32,
     ):
-        with lane.grid(T.ceildiv(K, columns), T.ceildiv(count, rows), threads=tiles.threads) as (bk, bn):
+        with lane.grid(T.ceildiv(count, rows), T.ceildiv(K, columns), threads=tiles.threads) as (bn, bk):
             g_tile = lane.shared((rows, columns), sums)
             score_tile = lane.shared((rows, units), "int32")
             square_tile = lane.shared((rows, units), "float32")
@@ -348,7 +348,7 @@ def settle(lane: Lane, scaled: Option, mapped: Option) -> Any:
         scaled_given: T.int32,
         mapped_given: T.int32,
     ):
-        with lane.grid(T.ceildiv(J, threads), R, threads=threads) as (block, r):
+        with lane.grid(R, T.ceildiv(J, threads), threads=threads) as (r, block):
             for t in lane.parallel(threads):
                 if block * threads + t < J:
                     j = block * threads + t
