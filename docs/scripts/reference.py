@@ -166,17 +166,17 @@ def commands_page() -> str:
         "Exit codes are on the page [Errors](errors.md). Everything that lists takes `--json`.",
         command_text(arb, "arb"),
     ]
-    for found in components("command"):
-        parts += list(command_texts(found.load(), f"arb {found.name.replace('.', ' ')}", found.distribution))
+    for found in sorted(components("command"), key=lambda each: each.name):
+        parts += list(command_texts(found.load(), f"arb {found.name.replace('.', ' ')}"))
     return "\n\n".join(parts)
 
 
-def command_texts(command: click.Command, path: str, distribution: str) -> Iterator[str]:
+def command_texts(command: click.Command, path: str) -> Iterator[str]:
     """A command and its sub-commands."""
     yield command_text(command, path)
     if isinstance(command, click.Group):
         for name in sorted(command.commands):
-            yield from command_texts(command.commands[name], f"{path} {name}", distribution)
+            yield from command_texts(command.commands[name], f"{path} {name}")
 
 
 def command_text(command: click.Command, path: str) -> str:
@@ -331,14 +331,14 @@ def kernels_page() -> str:
 def api_page() -> str:
     """The names that ``import arb_ternary`` offers, and the conformance kit."""
     import arb_ternary
-    from arb_ternary import testing
+    import arb_ternary_testing
     from arb_ternary.config import options as config_options
 
     parts = ["# Python API", prose(inspect.getdoc(arb_ternary) or "")]
     for title, module in (
         ("Package `arb_ternary`", arb_ternary),
         ("Options of config classes: `arb_ternary.config.options`", config_options),
-        ("Conformance kit: `arb_ternary_testing`", testing),
+        ("Conformance kit: `arb_ternary_testing`", arb_ternary_testing),
     ):
         parts.append(f"## {title}")
         for name in module.__all__:

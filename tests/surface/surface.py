@@ -54,8 +54,15 @@ def _names(module: str) -> Iterator[str]:
 
 
 def _protocols() -> Iterator[str]:
-    for name in ("backends", "data", "optim", "run", "run.quality"):
-        module = _import(f"arb_ternary.{name}.protocol")
+    modules = {
+        "backends": "arb_ternary.backends.protocol",
+        "data": "arb_ternary.protocols.data",
+        "optim": "arb_ternary.optim.protocol",
+        "runs": "arb_ternary.protocols.runs",
+        "recipes": "arb_ternary_bench.quality.protocol",
+    }
+    for name, path in modules.items():
+        module = _import(path)
         for public in sorted(module.__all__):
             found = getattr(module, public)
             if isinstance(found, type) and attrs.has(found):
