@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -17,16 +16,11 @@ from arb_ternary.config.choice import (
     OptimizerChoice,
     PhaseChoice,
 )
-from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
-from arb_ternary.config.paths import Origin, Path
 from arb_ternary_train.requirements import parse_requirement
 from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
-__all__ = ["CheckpointConfig", "RunConfig", "apply_exact"]
-
-#: Model options that ``exact: true`` decides, and what it makes them.
-EXACT_OPTIONS = {"activations": "int8", "gradients": "int8"}
+__all__ = ["CheckpointConfig", "RunConfig"]
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"
@@ -90,39 +84,3 @@ class RunConfig:
     trackers: tuple[Choice[TrackerSpec], ...] = option((), "observers of the run")
     checks: tuple[Choice[CheckSpec], ...] = option((), "checks that pass or fail the finished run")
     checkpoint: CheckpointConfig = option(help="when checkpoints are written", factory=CheckpointConfig)
-
-
-def exact_faults(exact: bool, given: Mapping[str, Any]) -> list[Fault]:
-    """Options of the model, among those that the user gave, that contradict ``exact: true``."""
-    return [
-        Fault(("model", key), f"{given[key]!r} contradicts exact: true, which makes it {wanted!r}", also=(("exact",),))
-        for key, wanted in EXACT_OPTIONS.items()
-        if exact and key in given and given[key] != wanted
-    ]
-
-
-def apply_exact(config: RunConfig, origins: Mapping[Path, Origin] | None = None, source: str = "") -> RunConfig:
-    """The config with what ``exact: true`` implies for the model's options; unchanged without it.
-
-    A model whose config class lacks ``activations`` or ``gradients`` keeps what it does.
-
-    Args:
-        config: a structured config.
-        origins: where its values came from, for the text of an error.
-        source: its file, for the text of an error.
-
-    Raises:
-        InvalidConfig: the user gave an option of the model that contradicts it.
-    """
-    options = config.model.options
-    if not config.exact or options is None:
-        return config
-    keys = {field.name for field in attrs.fields(type(options))} & EXACT_OPTIONS.keys()
-    faults = exact_faults(config.exact, {key: getattr(options, key) for key in keys & config.model.given})
-    try:
-        options = attrs.evolve(options, **{key: EXACT_OPTIONS[key] for key in keys})
-    except (ValueError, TypeError) as error:
-        faults.append(Fault(("model",), f"cannot be exact: {error.args[0]}", also=(("exact",),)))
-    if faults:
-        raise_faults(faults, origins or {}, source)
-    return attrs.evolve(config, model=attrs.evolve(config.model, options=options))

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path as FilePath
-from typing import Any
 
 from attrs import evolve
 
 from arb_ternary import environment
-from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.errors import Fault, Faulty, raise_faults
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.loading import LoadedConfig, read_document, value_origins
 from arb_ternary.config.overrides import apply_overrides, set_value
 from arb_ternary.config.paths import Origin, find_origin
-from arb_ternary.config.structure import GIVEN, structure_with_faults
+from arb_ternary.config.structure import structure_with_faults
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
-from arb_ternary_train.config import RunConfig, apply_exact, exact_faults
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
 
 __all__ = ["load_config", "structure_run"]
@@ -56,14 +56,17 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         InvalidConfig, ConfigEnvironmentProblem: as :func:`load_config`.
     """
     config, faults = structure_with_faults(RunConfig, document, registry)
-    faults.extend(exact_faults(*_exact_and_given(document.data)))
+    faults.extend(contradictions(document.data))
     unmet = unmet_requirements(_texts(document, "requires"))
     if unmet and all(fault.environment or fault.unknown_component for fault in faults):
         # A component that is not there is then only what follows from the missing distribution.
         faults = [fault for fault in faults if not fault.unknown_component]
     if faults or unmet or config is None:
         raise_faults([*faults, *unmet], document.origins, document.source)
-    resolved = apply_exact(config, document.origins, document.source)
+    try:
+        resolved = make_exact(config)
+    except Faulty as error:
+        raise_faults(error.faults, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({find_origin(document.origins, ('exact',))})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
@@ -71,15 +74,6 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
     origins = value_origins(resolved, document, changed)
     return LoadedConfig(resolved, document.data, origins, document.source, summary)
-
-
-def _exact_and_given(data: Any) -> tuple[bool, Mapping[str, Any]]:
-    """What the user said about exactness: read from plain values, so that other faults do not hide a contradiction."""
-    model = data.get("model") if isinstance(data, dict) else None
-    if not isinstance(model, dict) or data.get("exact") is not True:
-        return False, {}
-    given = model.get(GIVEN)
-    return True, {key: model[key] for key in given if key in model} if isinstance(given, list) else model
 
 
 def _texts(document: Document, key: str) -> list[str]:

@@ -29,6 +29,10 @@ class Decoder:
     activations: Literal["int8", "float"] = option("float", "activations")
     gradients: Literal["int8", "float"] = option("float", "gradients")
 
+    def __attrs_post_init__(self) -> None:
+        if self.activations == "int8" and self.width % 32:
+            raise ValueError("'width' must be a multiple of 32 for int8")
+
 
 @frozen(kw_only=True)
 class Standard:

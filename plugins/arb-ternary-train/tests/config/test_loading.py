@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import arb_run_test_components as components
-import attrs
 import pytest
 from jsonschema import Draft202012Validator
 
-from arb_ternary.config.errors import InvalidConfig
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.schema import json_schema
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
 from arb_ternary.errors import ArbError, render
-from arb_ternary_train.config import CheckpointConfig, RunConfig, apply_exact
+from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.loading import load_config
 
 MINIMAL = """\
@@ -262,8 +260,7 @@ def test_exact_makes_the_model_integer_and_says_why(load: Any) -> None:
 
 def test_without_exact_the_model_keeps_its_defaults(load: Any) -> None:
     config = load(MINIMAL).config
-    assert config.model.options.activations == "float"
-    assert apply_exact(config) is config
+    assert (config.model.options.activations, config.model.options.gradients) == ("float", "float")
 
 
 def test_exact_with_the_same_option_given_is_no_contradiction(load: Any) -> None:
@@ -287,11 +284,20 @@ demo.yaml:7: sed: unknown key; did you mean 'seed'?""",
     )
 
 
-def test_apply_exact_refuses_a_contradiction_in_a_config_made_in_python(load: Any) -> None:
-    config = load(MINIMAL.replace("32", "32, gradients: float")).config
-    with pytest.raises(InvalidConfig) as caught:
-        apply_exact(attrs.evolve(config, exact=True))
-    assert caught.value.what == "model.gradients: 'float' contradicts exact: true, which makes it 'int8'"
+def test_a_contradiction_is_found_in_a_resolved_config_where_the_user_wrote_the_option(failure: Any) -> None:
+    model = "{name: decoder, width: 32, activations: float, gradients: float, given: [gradients]}"
+    text = MINIMAL.replace("{name: decoder, width: 32}", model) + "exact: true\n"
+    assert failure(text) == (
+        2,
+        "error: demo.yaml:2: model.gradients: 'float' contradicts exact: true, which makes it 'int8' (demo.yaml:6)",
+    )
+
+
+def test_a_model_that_cannot_be_exact_says_why(failure: Any) -> None:
+    assert failure(MINIMAL.replace("32", "48") + "exact: true\n") == (
+        2,
+        "error: demo.yaml:2: model: cannot be exact: 'width' must be a multiple of 32 for int8 (demo.yaml:6)",
+    )
 
 
 # --- written out again, and described ---------------------------------------------------------------------------------
