@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from arb_ternary import hookspecs
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import arb
+from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.plugins.records import Status
+from arb_ternary.plugins.surface import describe_hooks
+from arb_ternary.specs import KINDS
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "third_party"
 
@@ -52,21 +54,28 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
     record = next(record for record in manager().records if record.name == "heron")
     assert record.status is Status.OK, record.reason
-    assert len(record.components) == 10
-
-
-#: Hooks that later minor versions of the interface added; a plugin for 1.0 does not know them.
-ADDED_SINCE = {"arb_register_recipes"}
+    kinds = [kind for kind, _ in record.components]
+    assert sorted(kinds) == sorted({*manager().registry.kinds} - {"recipe"})
 
 
 def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
-    hooks = [
-        name
-        for name, _ in inspect.getmembers(hookspecs, inspect.isfunction)
-        if name.startswith("arb_") and name not in ADDED_SINCE
-    ]
+    hooks = [hook.name for hook in describe_hooks([*KINDS, CheckSpec, ExporterSpec, TrackerSpec])]
     assert [name for name in hooks if f"def {name}(" not in source] == []
+
+
+def test_its_own_kind_of_component_is_found_and_built() -> None:
+    assert manager().registry.get("nest", "heron").load()() == "in the reeds"
+    with pytest.raises(UsageProblem, match="no nest is called 'haron'"):
+        manager().registry.get("nest", "haron")
+
+
+def test_its_own_kind_of_config_file_is_started_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    for arguments in (["new", str(path), "--template", "heron"], ["validate", str(path), "--document", "heron"]):
+        done = CliRunner().invoke(arb, ["config", *arguments])
+        assert done.exit_code == 0, done.output
+    assert "width: 24" in path.read_text()
 
 
 def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes(tmp_path: Path) -> None:

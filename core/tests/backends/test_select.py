@@ -285,7 +285,6 @@ def test_an_unknown_name_gets_the_nearest_and_everything_that_there_is(install_p
         "  available: torch\n"
         "  unavailable: old (the kernel library is too old)\n"
         "  not installed: cpu (pip install arb-ternary-cpu)\n"
-        "  not installed: tilelang (pip install arb-ternary-tilelang)\n"
         "  not installed: triton (pip install arb-ternary-triton)"
     )
     assert caught.value.exit_code == 2

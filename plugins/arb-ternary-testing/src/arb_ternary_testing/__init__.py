@@ -8,26 +8,15 @@ A plugin's own tests subclass the suite of its component::
         component = "mine"
 
 Expected numbers come from re-statements of the rules in numpy (``arb_ternary_testing.restatement``), never from the
-reference backend, so that the reference has to pass the same suites. The kit needs the extra
-``arb-ternary-testing``.
+reference backend, so that the reference has to pass the same suites.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from arb_ternary.errors import EnvironmentProblem
-
 __version__ = "0.1.0"
-
-_missing = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
-if _missing:
-    raise EnvironmentProblem(
-        f"the conformance kit needs {' and '.join(_missing)}, which this environment does not have",
-        "pip install 'arb-ternary-testing'",
-    )
 
 if TYPE_CHECKING:
     from arb_ternary_testing.backend import BackendSuite
@@ -54,16 +43,6 @@ __all__ = [
     "expect_failures",
     "install_fake_plugin",
 ]
-
-
-def _explain_assertions() -> None:
-    """Let pytest rewrite the suites' assertions, so that a failure shows the values. Before they are imported."""
-    import pytest
-
-    backend = ("case", "layout", "products", "votes", "scaled_votes", "narrow_votes")
-    parts = [f"backend_{part}" for part in backend]
-    suites = ("component", "masking", "optimizer", "phase")
-    pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in (*parts, *suites)))
 
 
 def __getattr__(name: str) -> Any:
