@@ -261,7 +261,8 @@ def protocols_page() -> str:
         "Kernel backends": "arb_ternary.backends.protocol",
         "Optimizers": "arb_ternary.optim.protocol",
         "Data and masking": "arb_ternary.protocols.data",
-        "Phases, exporters and checks": "arb_ternary.protocols.runs",
+        "Phases": "arb_ternary.protocols.runs",
+        "Models, exporters and checks": "arb_ternary_train.protocols",
         "Recipes of the quality bench": "arb_ternary_bench.quality.protocol",
     }
     parts = ["# Component protocols", "What a factory returns. A run checks it once, when the component is built."]

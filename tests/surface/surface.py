@@ -59,6 +59,7 @@ def _protocols() -> Iterator[str]:
         "data": "arb_ternary.protocols.data",
         "optim": "arb_ternary.optim.protocol",
         "runs": "arb_ternary.protocols.runs",
+        "train": "arb_ternary_train.protocols",
         "recipes": "arb_ternary_bench.quality.protocol",
     }
     for name, path in modules.items():

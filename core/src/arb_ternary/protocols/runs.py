@@ -1,4 +1,4 @@
-"""Runs, as their parts see them, and the components that act on a whole run: phases, exporters and checks."""
+"""Runs, as their parts see them, and the phases that they are made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Check", "CheckResult", "Exporter", "ModelChangingPhase", "Phase", "PhaseResult", "RunContext"]
+__all__ = ["ModelChangingPhase", "Phase", "PhaseResult", "RunContext"]
 
 
 class RunContext(Protocol):
@@ -115,28 +115,3 @@ class ModelChangingPhase(Protocol):
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""
         ...
-
-
-@runtime_checkable
-class Exporter(Protocol):
-    """Writes a model in another form."""
-
-    def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
-        """Write ``model`` to the file or folder ``destination``, atomically; an existing one is replaced only whole."""
-        ...
-
-
-@frozen
-class CheckResult:
-    """Outcome of a check: ``passed``, one sentence, and the numbers behind it."""
-
-    passed: bool
-    summary: str
-    metrics: Mapping[str, float] = field(factory=dict)
-
-
-@runtime_checkable
-class Check(Protocol):
-    """Judges a finished run; a failed check makes ``arb train`` exit with 1."""
-
-    def check(self, context: RunContext) -> CheckResult: ...

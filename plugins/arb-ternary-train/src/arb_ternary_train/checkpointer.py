@@ -67,8 +67,9 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        self.mark_saved(self.store.save(context.step, context.model.state_dict(), state, self.identity))
-        return self._saved[1]
+        path = self.store.save(context.step, context.model.state_dict(), state, self.identity)
+        self.mark_saved(path)
+        return path
 
 
 def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:

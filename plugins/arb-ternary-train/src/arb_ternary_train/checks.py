@@ -5,8 +5,9 @@ from __future__ import annotations
 from attrs import frozen
 
 from arb_ternary.config.options import option, positive
-from arb_ternary.protocols.runs import CheckResult, RunContext
+from arb_ternary.protocols.runs import RunContext
 from arb_ternary.ternary.audit import audit
+from arb_ternary_train.protocols import CheckResult
 
 __all__ = ["PureCheck", "ValidationLossCheck", "ValidationLossConfig", "build_pure", "build_validation_loss"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
-from arb_ternary.protocols.models import TakesTime
+from arb_ternary_train.protocols import TakesTime
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
 __all__ = ["Evaluation", "evaluate", "evaluation_mode", "masked_loss", "time_arguments"]

@@ -20,9 +20,9 @@ from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
 from arb_ternary.plugins.manager import manager
-from arb_ternary.protocols.runs import Exporter
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.checkpoint_format import write_tensors
+from arb_ternary_train.protocols import Exporter
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.specs import ExporterSpec
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import MayDefer, StepOutcome, as_outcome, collect_trainable, takes_loss_signal
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
-from arb_ternary.protocols.models import CarriesState
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_train.evaluate import masked_loss, time_arguments
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.precision import autocast_for, scaler_for
+from arb_ternary_train.protocols import CarriesState
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator, global_rng_state, restore_global_rng
 from arb_ternary_train.step_report import InFlight, StepReport

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.models import ActivationCheckpointing, CarriesState
 from arb_ternary_train.precision import set_compute_dtype
+from arb_ternary_train.protocols import ActivationCheckpointing, CarriesState
 
 if TYPE_CHECKING:
     from arb_ternary_train.options import LoopOptions

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
-from arb_ternary.protocols.models import Castable
+from arb_ternary_train.protocols import Castable
 
 __all__ = ["AmpName", "DtypeName", "autocast_for", "resolve_device", "scaler_for", "set_compute_dtype"]
 

@@ -1,13 +1,57 @@
-"""What a model may have beside ``forward``; training uses what there is and says so where an option needs more."""
+"""What training asks of the components that only it knows, and what a model may have beside ``forward``.
+
+Training uses what a model has, and says so where an option needs more.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from attrs import field, frozen
+
+from arb_ternary.protocols.runs import RunContext
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-__all__ = ["ActivationCheckpointing", "CarriesState", "Castable", "LimitedLength", "TakesTime"]
+__all__ = [
+    "ActivationCheckpointing",
+    "CarriesState",
+    "Castable",
+    "Check",
+    "CheckResult",
+    "Exporter",
+    "LimitedLength",
+    "TakesTime",
+]
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """Writes a model in another form."""
+
+    def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
+        """Write ``model`` to the file or folder ``destination``, atomically; an existing one is replaced only whole."""
+        ...
+
+
+@frozen
+class CheckResult:
+    """Outcome of a check: ``passed``, one sentence, and the numbers behind it."""
+
+    passed: bool
+    summary: str
+    metrics: Mapping[str, float] = field(factory=dict)
+
+
+@runtime_checkable
+class Check(Protocol):
+    """Judges a finished run; a failed check makes ``arb train`` exit with 1."""
+
+    def check(self, context: RunContext) -> CheckResult: ...
 
 
 @runtime_checkable
