@@ -15,6 +15,7 @@ from attrs import field, frozen
 from attrs.validators import deep_iterable, in_, instance_of, matches_re, optional
 
 from arb_ternary.environment import Variable
+from arb_ternary.errors import ComponentError, EnvironmentProblem
 
 __all__ = [
     "KINDS",
@@ -28,6 +29,7 @@ __all__ = [
     "PhaseSpec",
     "Spec",
     "StarterSpec",
+    "load_target",
     "resolve",
 ]
 
@@ -70,6 +72,21 @@ def resolve(target: str) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part)
     return found
+
+
+def load_target(what: str, target: str) -> Any:
+    """As :func:`resolve`, with errors for a user, which begin with ``what``.
+
+    Raises:
+        EnvironmentProblem: the module cannot be imported.
+        ComponentError: the module has no such attribute.
+    """
+    try:
+        return resolve(target)
+    except AttributeError as error:
+        raise ComponentError(f"{what} {target} does not exist: {error}") from error
+    except Exception as error:
+        raise EnvironmentProblem(f"{what} {target} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 @frozen(kw_only=True)

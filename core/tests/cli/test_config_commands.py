@@ -269,6 +269,18 @@ def test_schema_describes_every_installed_component() -> None:
     assert not Draft202012Validator(schema).is_valid({**data, "sed": 1})
 
 
+def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
+    install_plugin: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = PLUGIN.replace("NAME", "study").replace(
+        '"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'
+    )
+    install_plugin("study", lost)
+    for arguments in (["validate", "arb.yaml"], ["schema"], ["new"]):
+        assert main(["config", *arguments]) == 3
+        assert "document 'study': gone:" in capsys.readouterr().err
+
+
 # --- kinds of config files -------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.missing import USUAL_PARTS
-from arb_ternary.specs import DocumentSpec, StarterSpec, resolve
+from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.config.loading import LoadedConfig
@@ -126,7 +126,8 @@ def schema(document: str | None, compact: bool) -> None:
 
     from arb_ternary.config.schema import json_schema
 
-    found = json_schema(resolve(_document_called(document).config), manager().registry)
+    spec = _document_called(document)
+    found = json_schema(load_target(f"document '{spec.name}':", spec.config), manager().registry)
     if compact:
         click.echo(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
     else:
@@ -145,7 +146,8 @@ def _document_called(name: str | None) -> DocumentSpec:
 
 
 def _load(document: str | None, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:
-    loaded: LoadedConfig[Any] = resolve(_document_called(document).target)(path, overrides)
+    spec = _document_called(document)
+    loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
     return loaded
 
 

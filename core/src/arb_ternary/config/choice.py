@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
 
-from arb_ternary.errors import ComponentError, EnvironmentProblem
-from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
+from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, load_target
 
 __all__ = ["Choice", "DataChoice", "MaskingChoice", "ModelChoice", "OptimizerChoice", "PhaseChoice", "choice_of"]
 
@@ -47,15 +46,7 @@ class Choice(Generic[S]):
             EnvironmentProblem: the factory's module cannot be imported.
             ComponentError: the module does not have the factory.
         """
-        try:
-            factory = resolve(self.spec.target)
-        except AttributeError as error:
-            raise ComponentError(f"{self.kind} '{self.name}': {self.spec.target} does not exist: {error}") from error
-        except Exception as error:
-            raise EnvironmentProblem(
-                f"{self.kind} '{self.name}': {self.spec.target} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
-        return factory(self.options, *args)
+        return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
 
 
 _classes: dict[type, type[Choice[Any]]] = {}

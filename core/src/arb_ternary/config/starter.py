@@ -12,7 +12,7 @@ from arb_ternary.config.describe import is_choice, is_sequence
 from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_inline
-from arb_ternary.specs import DocumentSpec, StarterSpec, resolve
+from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -27,13 +27,15 @@ _WIDTH = 112
 
 def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Registry) -> str:
     """The text of a config file of the kind ``document``, with the settings of ``starter`` written out."""
+    cls = load_target(f"document '{document.name}':", document.config)
+    settings = load_target(f"starter '{starter.name}':", starter.target)
     lines = [
         f"# {starter.summary}",
         "#",
         "# Lines that begin with `# key:` are options at their defaults; uncomment one to change it.",
         f"# Check this file with `arb config validate`, run it with `{document.command}`.",
         "",
-        *_Writer(registry).mapping(resolve(document.config), resolve(starter.target), ""),
+        *_Writer(registry).mapping(cls, settings, ""),
     ]
     return "\n".join(lines) + "\n"
 

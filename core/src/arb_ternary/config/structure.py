@@ -38,7 +38,7 @@ from arb_ternary.config.fields import ConfigField, config_fields
 from arb_ternary.config.paths import Path
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.specs import Spec, resolve
+from arb_ternary.specs import Spec, load_target
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -86,17 +86,13 @@ def options_class(spec: Spec) -> type[Any] | None:
     """
     if spec.config is None:
         return None
-    what = f"{spec.kind} '{spec.name}': the config class {spec.config}"
-    try:
-        cls = resolve(spec.config)
-    except AttributeError as error:
-        raise ComponentError(f"{what} does not exist: {error}") from error
-    except Exception as error:
-        raise EnvironmentProblem(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+    what = f"{spec.kind} '{spec.name}': the config class"
+    cls = load_target(what, spec.config)
     if not (isinstance(cls, type) and attrs.has(cls)):
-        raise ComponentError(f"{what} is not an attrs class")
+        raise ComponentError(f"{what} {spec.config} is not an attrs class")
     for name in sorted(RESERVED & {field.key for field in config_fields(cls)}):
-        raise ComponentError(f"{what} has an option '{name}', which is reserved", hint="Give the option another name.")
+        reason = f"{what} {spec.config} has an option '{name}', which is reserved"
+        raise ComponentError(reason, hint="Give the option another name.")
     return cls
 
 
