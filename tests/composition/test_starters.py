@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from arb_ternary.cli.config_commands import config
+from arb_ternary.cli.groups import config
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.schema import json_schema
 from arb_ternary.config.starter import starter_config

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
-from arb_ternary.cli.config_commands import config
+from arb_ternary.cli.groups import config
 from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem

@@ -17,7 +17,7 @@ from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 if TYPE_CHECKING:
     from arb_ternary.config.loading import LoadedConfig
 
-__all__ = ["config"]
+__all__ = ["new", "schema", "show", "validate"]
 
 #: The kind of config file that is meant where several are installed and none is named.
 _USUAL = "run"
@@ -25,12 +25,7 @@ _USUAL = "run"
 _document = click.option("--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}.")
 
 
-@click.group()
-def config() -> None:
-    """Write, check and explain config files."""
-
-
-@config.command("new")
+@click.command("new")
 @click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--template", metavar="NAME", help="What to start from; --list names them, the default first.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -66,7 +61,7 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
         click.echo(f"{path}: written; run it with: {document.command} {path}")
 
 
-@config.command("validate")
+@click.command("validate")
 @click.argument("path", type=click.Path(path_type=Path))
 @_document
 @overrides
@@ -87,7 +82,7 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
         click.echo(": ".join(part for part in (str(path), "valid", loaded.summary) if part))
 
 
-@config.command("show")
+@click.command("show")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @_document
@@ -116,7 +111,7 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
         print_table(("setting", "value", "origin"), cells)
 
 
-@config.command("schema")
+@click.command("schema")
 @_document
 @plugin_files
 @click.option("--json", "compact", is_flag=True, help="Print it on one line.")

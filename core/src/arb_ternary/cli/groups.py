@@ -10,7 +10,7 @@ from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.registry import Registered
 
-__all__ = ["RegistryGroup", "backends", "plugins"]
+__all__ = ["RegistryGroup", "backends", "config", "plugins"]
 
 
 class RegistryGroup(click.Group):
@@ -19,7 +19,7 @@ class RegistryGroup(click.Group):
     Args:
         prefix: what the names of its commands begin with in the registry, with the dot at the end: ``plugins.``. Empty
             for ``arb`` itself, whose commands have names without a dot.
-        attributes: as for ``click.Group``; commands of the group's own come beside the registered ones.
+        attributes: as for ``click.Group``.
     """
 
     def __init__(self, *, prefix: str = "", **attributes: Any) -> None:
@@ -33,27 +33,25 @@ class RegistryGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, sorted."""
-        return sorted({*super().list_commands(ctx), *self.registered()})
+        return list(self.registered())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None when there is none of that name."""
         registered = self.registered().get(cmd_name)
-        return super().get_command(ctx, cmd_name) if registered is None else _import_command(registered)
+        return None if registered is None else _import_command(registered)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown name is explained by the registry: nearest name, or what to install."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands and not ctx.resilient_parsing:
+        if args and not args[0].startswith("-") and not ctx.resilient_parsing:
             manager().registry.get("command", f"{self.prefix}{args[0]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The section "Commands", from the specs."""
-        texts = {name: command.get_short_help_str() for name, command in self.commands.items()}
-        texts |= {name: found.spec.summary for name, found in self.registered().items()}
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(texts.items()))
+            formatter.write_dl([(name, found.spec.summary) for name, found in self.registered().items()])
 
 
 def _import_command(registered: Registered) -> click.Command:
@@ -67,6 +65,11 @@ def _import_command(registered: Registered) -> click.Command:
     if not isinstance(command, click.Command):
         raise ComponentError(f"{described}: {registered.spec.target} is {command!r}, which is not a click command")
     return command
+
+
+@click.group(cls=RegistryGroup, prefix="config.")
+def config() -> None:
+    """Write, check and explain config files."""
 
 
 @click.group(cls=RegistryGroup, prefix="plugins.")
