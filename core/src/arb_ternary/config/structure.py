@@ -218,8 +218,8 @@ class _Structurer:
         if GIVEN not in value:
             return frozenset(options)
         given, faults = self.attempt(value[GIVEN], tuple[str, ...], (GIVEN,))
-        strangers = [(index, key) for index, key in enumerate(given or ()) if key not in options]
-        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in strangers]
+        unknown = [(index, key) for index, key in enumerate(given or ()) if key not in options]
+        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in unknown]
         if faults:
             raise Faulty(*faults)
         return frozenset(given)
