@@ -12,11 +12,13 @@ from torch import Tensor
 
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary.backends.vote_state import VoteLimits, new_state
 from arb_ternary_cpu import votes
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
-WORDS = (-3, (7 << 20) + 2, 8 * 0xCBF43926)
+#: Seed, step, stream and micro-batch.
+CONTROL = (-3, 7, 0xCBF43926, 2)
 TORCH = reference.build().kernels
 
 
@@ -56,32 +58,47 @@ class Layer:
         bits = () if shape.vote_bits == 8 else (shape.vote_bits,)
         self.shape = shape
         self.kernels = TORCH, backend.kernels
-        self.packed = [kernels["pack"](trits) for kernels in self.kernels]
-        self.votes = [kernels["pack_votes"](held, *bits) for kernels in self.kernels]
-        self.exponent_votes = self.twice(numbers(seed + 2, -100, 100, rows, shape.groups))
-        self.stats = self.twice(torch.zeros(1 + rows + columns))
-        self.magnitudes = self.twice(torch.zeros(rows + columns))
+        self.states = [
+            new_state(
+                shape,
+                kernels["pack"](trits),
+                torch.zeros(rows, shape.groups, dtype=torch.int8),
+                kernels["pack_votes"](held, *bits),
+                name,
+                exponent_votes=numbers(seed + 2, -100, 100, rows, shape.groups),
+                control=torch.tensor(CONTROL),
+                magnitudes=torch.zeros(rows + columns),
+            )
+            for name, kernels in zip(("torch", "cpu"), self.kernels, strict=True)
+        ]
 
-    @staticmethod
-    def twice(tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone(), tensor.clone()]
+    def change(self, **fields: Any) -> None:
+        """Replace fields of both states, by a copy each."""
+        for i, state in enumerate(self.states):
+            copies = {name: value.clone() if isinstance(value, Tensor) else value for name, value in fields.items()}
+            self.states[i] = state._replace(**copies)
 
-    def run(self, op: str, *arguments: Any) -> list[Any]:
-        """Both kernels; a list stands for one tensor a backend."""
+    def both(self, field: str) -> list[Any]:
+        return [getattr(state, field) for state in self.states]
+
+    def cast(self, op: str, *operands: Any, vote_scale: Tensor | None = None, limits: tuple[int, ...] = ()) -> None:
+        """Cast votes by both kernels."""
+        self.change(vote_scale=vote_scale, limits=torch.tensor(VoteLimits(*limits)))
         with native_threads(self.threads):
-            return [
-                kernels[op](*(given[i] if isinstance(given, list) else given for given in arguments), self.shape)
-                for i, kernels in enumerate(self.kernels)
-            ]
+            for kernels, state in zip(self.kernels, self.states, strict=True):
+                kernels[op](*operands, state)
+
+    def apply(self, op: str, *settings: Any) -> list[int]:
+        """What both kernels say that changed."""
+        with native_threads(self.threads):
+            return [int(kernels[op](s, *settings)) for kernels, s in zip(self.kernels, self.states, strict=True)]
 
     def check(self) -> None:
-        unpacked = [
-            kernels["unpack"](packed, self.shape) for kernels, packed in zip(self.kernels, self.packed, strict=True)
-        ]
+        unpacked = [k["unpack"](state.weight, self.shape) for k, state in zip(self.kernels, self.states, strict=True)]
         assert torch.equal(*unpacked), "trits differ"
-        assert torch.equal(self.packed[1], self.kernels[1]["pack"](unpacked[1])), "padding has changed"
-        assert torch.equal(*self.votes), "votes differ"
-        assert torch.equal(*self.exponent_votes), "exponent votes differ"
+        assert torch.equal(self.states[1].weight, self.kernels[1]["pack"](unpacked[1])), "padding has changed"
+        for field in ("votes", "exponent", "exponent_votes"):
+            assert torch.equal(*self.both(field)), f"{field} differ"
 
 
 SIZES = [
@@ -115,11 +132,10 @@ def test_votes_by_shifts_are_the_torch_backends_bit_for_bit(
     layer = Layer(backend, WeightShape(rows, columns, group, bits), low=-1, threads=threads)
     grad, x = numbers(5, -127, 127, tokens, rows), numbers(6, -127, 127, tokens, columns)
     shifts = numbers(7, low, high, rows + columns, dtype=torch.int32)
-    rest = (layer.stats, layer.magnitudes, shifts, 900, 5, *WORDS)
-    layer.run("cast_scaled_votes", grad, x, torch.tensor(0.25), layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.cast("cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=shifts, limits=(900, 5))
     layer.check()
-    assert torch.equal(*layer.magnitudes)
-    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+    assert torch.equal(*layer.both("magnitudes"))
+    torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -130,10 +146,9 @@ def test_votes_by_factors_of_an_integer_gradient_are_the_torch_backends_bit_for_
     layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
     grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
     factors = torch.rand(rows + columns, generator=torch.Generator().manual_seed(1)) * 0.05
-    rest = (layer.stats, layer.magnitudes, factors, 4000, 3, *WORDS)
-    layer.run("cast_scaled_votes", grad, x, torch.tensor(0.25), layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.cast("cast_scaled_votes", grad, x, torch.tensor(0.25), vote_scale=factors, limits=(4000, 3))
     layer.check()
-    assert torch.equal(*layer.magnitudes)
+    assert torch.equal(*layer.both("magnitudes"))
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -144,9 +159,9 @@ def test_sign_votes_of_an_integer_gradient_are_the_torch_backends_bit_for_bit(
     layer = Layer(backend, WeightShape(rows, columns, group), threads=threads)
     grad, x = numbers(5, -128, 127, tokens, rows), numbers(6, -128, 127, tokens, columns)
     operands = (grad, x, torch.tensor(2.0))
-    layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.cast("cast_votes", *operands)
     layer.check()
-    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("activations", [torch.int8, torch.bfloat16, torch.float32])
@@ -160,11 +175,10 @@ def test_votes_of_a_bfloat16_gradient_are_those_of_the_exact_product(
     grad = (numbers(5, -1, 1, tokens, rows) * 2.0**-9).to(torch.bfloat16)
     x = numbers(6, -1, 1, tokens, columns).to(activations)
     factors = numbers(7, 1, 9, rows + columns).float() * 4
-    rest = (layer.stats, layer.magnitudes, factors, 900, 2, *WORDS)
-    layer.run("cast_scaled_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.cast("cast_scaled_votes", grad, x, None, vote_scale=factors, limits=(900, 2))
     layer.check()
-    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
-    torch.testing.assert_close(*layer.magnitudes, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.both("magnitudes"), rtol=1e-5, atol=0)
 
 
 def test_no_tokens_cast_no_votes(backend: KernelBackend) -> None:
@@ -172,12 +186,11 @@ def test_no_tokens_cast_no_votes(backend: KernelBackend) -> None:
     grad, x = torch.zeros(0, 20, dtype=torch.int8), torch.zeros(0, 70, dtype=torch.int8)
     for given in (grad, grad.float()):
         operands = (given, x.to(given.dtype), torch.tensor(1.0))
-        layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
-        factors = (layer.stats, layer.magnitudes, torch.ones(90), 256, 0, *WORDS)
-        layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *factors)
+        layer.cast("cast_votes", *operands)
+        layer.cast("cast_scaled_votes", *operands, vote_scale=torch.ones(90))
         layer.check()
-        assert not layer.stats[1].any()
-        assert not layer.magnitudes[1].any()
+        assert not layer.states[1].stats.any()
+        assert not layer.states[1].scaling[0].any()
 
 
 def test_sums_beyond_32_bits_are_exact(backend: KernelBackend) -> None:
@@ -186,12 +199,11 @@ def test_sums_beyond_32_bits_are_exact(backend: KernelBackend) -> None:
     grad, x = numbers(5, 100, 127, tokens, rows), numbers(6, 100, 127, tokens, columns)
     grad[:, ::2] *= -1
     for scale in (torch.full((27,), 15, dtype=torch.int32), torch.full((27,), 1e-5)):
-        rest = (layer.stats, layer.magnitudes, scale, 5000, 3, *WORDS)
         operands = (grad, x, torch.tensor(0.5))
-        layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *rest)
+        layer.cast("cast_scaled_votes", *operands, vote_scale=scale, limits=(5000, 3))
         layer.check()
-        assert torch.equal(*layer.magnitudes)
-    layer.run("cast_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+        assert torch.equal(*layer.both("magnitudes"))
+    layer.cast("cast_votes", grad, x, None)
     layer.check()
 
 
@@ -200,9 +212,8 @@ def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> No
     grad, x = numbers(5, -127, 127, 6, 40), numbers(6, -127, 127, 6, 70)
     largest = 2**31 - 1
     shifts = torch.tensor([largest, -largest - 1, 3, -largest], dtype=torch.int32).repeat(28)[:110].contiguous()
-    rest = (layer.stats, layer.magnitudes, shifts, 5000, 3, *WORDS)
     operands = (grad, x, torch.tensor(0.5))
-    layer.run("cast_scaled_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, *rest)
+    layer.cast("cast_scaled_votes", *operands, vote_scale=shifts, limits=(5000, 3))
     layer.check()
 
 
@@ -218,22 +229,19 @@ def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
     grad = numbers(4, -127, 127, tokens, columns)
     if mode == "sign":
         correlation, steps = numbers(8, -(2**15), 2**15 - 1, rows, 10, dtype=torch.int16), torch.full((rows, 10), 2)
-        learned = Layer.twice(correlation), Layer.twice(steps.to(torch.int32))
-        unit = torch.tensor(1.0)
-        held = (layer.packed, layer.votes, layer.exponent_votes, *learned, layer.stats)
-        layer.run("embedding_votes", ids, grad, unit, *held)
-        assert torch.equal(*learned[0])
-        assert torch.equal(*learned[1])
+        layer.change(correlation=correlation, steps=steps.to(torch.int32))
+        layer.cast("embedding_votes", ids, grad, torch.tensor(1.0))
+        assert torch.equal(*layer.both("correlation"))
+        assert torch.equal(*layer.both("steps"))
     else:
         scale = None if mode == "float" else torch.tensor(0.5)
         given = numbers(4, -9, 9, tokens, columns).float() if mode == "float" else grad
         factors = numbers(9, 1, 3, rows + columns).float() / 7
         size = numbers(9, 1, 3, rows + columns, dtype=torch.int32) if mode == "shifts" else factors
-        held = (layer.packed, layer.votes, layer.exponent_votes, layer.stats, layer.magnitudes)
-        layer.run("embedding_scaled_votes", ids, given, scale, *held, size, 900, 2, *WORDS)
-        assert torch.equal(*layer.magnitudes)
+        layer.cast("embedding_scaled_votes", ids, given, scale, vote_scale=size, limits=(900, 2))
+        assert torch.equal(*layer.both("magnitudes"))
     layer.check()
-    torch.testing.assert_close(*layer.stats, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
 
 
 def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
@@ -252,10 +260,11 @@ def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
             torch.zeros(packed_shape, dtype=torch.uint8),
             torch.zeros(rows, -(-columns // 4), dtype=torch.uint8),
         )
-        exponent_votes = torch.zeros(rows, 1, dtype=torch.int8)
-        learned = (packed, held, exponent_votes, torch.zeros(1 + rows + columns), torch.zeros(rows + columns))
-        kernels["embedding_scaled_votes"](ids, grad, torch.tensor(1.0), *learned, shifts, 900, 20, *WORDS, shape)
-        results.append((held[ids], exponent_votes, learned[4]))
+        others = {"magnitudes": torch.zeros(rows + columns), "limits": torch.tensor(VoteLimits(900, 20))}
+        exponent = torch.zeros(rows, 1, dtype=torch.int8)
+        state = new_state(shape, packed, exponent, held, "", vote_scale=shifts, control=torch.tensor(CONTROL), **others)
+        kernels["embedding_scaled_votes"](ids, grad, torch.tensor(1.0), state)
+        results.append((held[ids], state.learned, state.scaling[0]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert (results[0][0] != 0).any()
 
@@ -264,8 +273,7 @@ def test_a_table_much_longer_than_the_batch_is_looked_up_too(backend: KernelBack
     layer = Layer(backend, WeightShape(100_000, 33, 32))
     ids = torch.tensor([99_999, 4, 70_000, 4, 0])
     grad = numbers(4, -127, 127, 5, 33)
-    held = (layer.packed, layer.votes, layer.exponent_votes, None, None, layer.stats)
-    layer.run("embedding_votes", ids, grad, torch.tensor(1.0), *held)
+    layer.cast("embedding_votes", ids, grad, torch.tensor(1.0))
     layer.check()
 
 
@@ -278,8 +286,8 @@ def test_scaled_flips_are_the_torch_backends_bit_for_bit(
     for rows, columns in ((70, 1000), (3, 17_000)):
         layer = Layer(backend, WeightShape(rows, columns, 128, bits), threads=threads)
         threshold = max(1, layer.shape.largest_vote // 3)
-        moved = layer.run("apply_scaled_votes", layer.packed, layer.votes, threshold, decay, carry, *WORDS)
-        assert int(moved[0]) == int(moved[1]) > 0
+        moved = layer.apply("apply_scaled_votes", threshold, decay, carry)
+        assert moved[0] == moved[1] > 0
         layer.check()
 
 
@@ -289,8 +297,8 @@ def test_flips_are_the_torch_backends_bit_for_bit(
     backend: KernelBackend, threads: int, threshold: int, leak: int
 ) -> None:
     layer = Layer(backend, WeightShape(50, 777, 32), threads=threads)
-    moved = layer.run("apply_votes", layer.packed, layer.votes, threshold, leak)
-    assert int(moved[0]) == int(moved[1])
+    moved = layer.apply("apply_votes", threshold, leak)
+    assert moved[0] == moved[1]
     layer.check()
 
 
@@ -304,16 +312,13 @@ def test_exponents_move_as_the_torch_backends(backend: KernelBackend, threads: i
         "column": numbers(1, -5, 5, groups, rows).t(),
     }[spread]
     for leak, band, threshold in ((0, 2, 9), (3, 1000, 100), (200, 0, 1)):
-        exponent = Layer.twice((origin + numbers(2, -1, 1, rows, groups)).contiguous())
-        held = Layer.twice(numbers(3, -128, 127, rows, groups))
-        with native_threads(threads):
-            moved = [
-                kernels["apply_exponent_votes"](exponent[i], held[i], origin, threshold, band, leak)
-                for i, kernels in enumerate((TORCH, backend.kernels))
-            ]
-        assert int(moved[0]) == int(moved[1])
-        assert torch.equal(*exponent)
-        assert torch.equal(*held)
+        layer = Layer(backend, WeightShape(rows, groups, 1), threads=threads)
+        exponent = (origin + numbers(2, -1, 1, rows, groups)).contiguous()
+        layer.change(exponent=exponent, exponent_votes=numbers(3, -128, 127, rows, groups))
+        layer.states = [state._replace(origin=origin) for state in layer.states]  # with the strides that it has
+        moved = layer.apply("apply_exponent_votes", threshold, band, leak)
+        assert moved[0] == moved[1]
+        layer.check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -325,12 +330,12 @@ def test_float_votes_do_not_depend_on_the_number_of_threads(backend: KernelBacke
     results = []
     for count in (1, 2, 3):
         layer = Layer(backend, shape)
-        held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], layer.stats[1])
-        rest = (layer.magnitudes[1], factors, 700, 4, *WORDS)
+        layer.change(vote_scale=factors, limits=torch.tensor(VoteLimits(700, 4)))
+        state = layer.states[1]
         with native_threads(count):
-            backend.kernels["cast_votes"](grad, x, None, *held, shape)
-            backend.kernels["cast_scaled_votes"](grad, x, None, *held, *rest, shape)
-        results.append((*held, layer.magnitudes[1]))
+            backend.kernels["cast_votes"](grad, x, None, state)
+            backend.kernels["cast_scaled_votes"](grad, x, None, state)
+        results.append((state.weight, state.votes, state.learned, state.stats, state.scaling[0]))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -341,9 +346,9 @@ def test_integer_votes_and_statistics_are_the_same_for_every_instruction_set() -
         chosen = build(isa)
         layer = Layer(chosen, WeightShape(100, 1100, 32))
         operands = (numbers(5, -127, 127, 90, 100), numbers(6, -127, 127, 90, 1100), torch.tensor(0.25))
-        held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], layer.stats[1])
-        chosen.kernels["cast_votes"](*operands, *held, layer.shape)
-        results.append((*held[1:],))
+        state = layer.states[1]
+        chosen.kernels["cast_votes"](*operands, state)
+        results.append((state.votes, state.learned, state.stats))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -362,11 +367,11 @@ def test_narrow_votes_have_the_storage_of_the_torch_backend(backend: KernelBacke
 def test_operands_need_not_be_contiguous_but_what_is_changed_must(backend: KernelBackend) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
     grad, x = numbers(5, -9, 9, 40, 6).t(), numbers(6, -9, 9, 6, 140)[:, ::2]
-    layer.run("cast_votes", grad, x, None, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
+    layer.cast("cast_votes", grad, x, None)
     layer.check()
-    rest = (layer.packed[1], layer.votes[1].t().contiguous().t(), None, layer.stats[1], layer.shape)
+    turned = layer.states[1]._replace(votes=layer.states[1].votes.t().contiguous().t(), exponent_votes=None)
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
-        backend.kernels["cast_votes"](grad, x, None, *rest)
+        backend.kernels["cast_votes"](grad, x, None, turned)
 
 
 def test_offset_tensors_are_read_and_written_where_they_lie(backend: KernelBackend) -> None:
@@ -376,11 +381,12 @@ def test_offset_tensors_are_read_and_written_where_they_lie(backend: KernelBacke
         whole = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype)
         return whole[3:].view(tensor.shape).copy_(tensor)
 
-    for held in (layer.packed, layer.votes, layer.exponent_votes, layer.stats):
-        held[1] = offset(held[1])
+    state = layer.states[1]
+    moved = {name: offset(getattr(state, name)) for name in ("weight", "votes", "exponent_votes", "stats")}
+    layer.states[1] = state._replace(**moved)
     operands = offset(numbers(5, -9, 9, 6, 40)), offset(numbers(6, -9, 9, 6, 70)), offset(torch.tensor(0.5))
-    layer.run("cast_votes", *operands, layer.packed, layer.votes, layer.exponent_votes, layer.stats)
-    layer.run("apply_scaled_votes", layer.packed, layer.votes, 9, 500, True, *WORDS)
+    layer.cast("cast_votes", *operands)
+    layer.apply("apply_scaled_votes", 9, 500, True)
     layer.check()
 
 
@@ -388,23 +394,19 @@ def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
     shape = WeightShape(40, 70, 32)
     layer = Layer(backend, shape)
     grad, x = numbers(5, -9, 9, 6, 40), numbers(6, -9, 9, 6, 70)
-    held: dict[str, Any] = {
-        "packed": layer.packed[1],
-        "votes": layer.votes[1],
-        "exponent_votes": layer.exponent_votes[1],
-        "stats": layer.stats[1],
-    }
+    state = layer.states[1]
 
     def cast(grad: Tensor = grad, x: Tensor = x, scale: Tensor | None = None, **changed: Tensor) -> None:
-        backend.kernels["cast_votes"](grad, x, scale, *{**held, **changed}.values(), shape)
+        backend.kernels["cast_votes"](grad, x, scale, state._replace(**changed))
 
     cast()
-    for name, tensor in held.items():
-        with pytest.raises(ValueError, match=name):
+    for name, called in (("weight", "packed"), *((name, name) for name in ("votes", "exponent_votes", "stats"))):
+        tensor = getattr(state, name)
+        with pytest.raises(ValueError, match=called):
             cast(**{name: tensor[..., :-1].contiguous()})
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=called):
             cast(**{name: tensor.to(torch.int64)})
-        with pytest.raises((TypeError, ValueError), match=name):
+        with pytest.raises((TypeError, ValueError), match=called):
             cast(**{name: tensor.to("meta")})
     with pytest.raises(ValueError, match="grad"):
         cast(grad=grad[:, :-1])
@@ -414,23 +416,23 @@ def test_what_does_not_fit_is_refused_by_name(backend: KernelBackend) -> None:
         cast(x=x.float())
     with pytest.raises(ValueError, match="scale must be one number"):
         cast(scale=torch.ones(2))
-    scaled = (*held.values(), torch.zeros(110), torch.ones(110, dtype=torch.int32))
+    scaled = state._replace(vote_scale=torch.ones(110, dtype=torch.int32))
     with pytest.raises(ValueError, match="need an int8 gradient"):
-        backend.kernels["cast_scaled_votes"](grad.float(), x, None, *scaled, 256, 0, *WORDS, shape)
+        backend.kernels["cast_scaled_votes"](grad.float(), x, None, scaled)
     for limit, shift in ((0, 0), (127 * 256 + 1, 0), (1, -1), (1, 32)):
+        beyond = scaled._replace(limits=torch.tensor([limit, shift, 0]))
         with pytest.raises(ValueError, match="vote_limit" if shift == 0 else "exponent_shift"):
-            backend.kernels["cast_scaled_votes"](grad, x, torch.tensor(1.0), *scaled, limit, shift, *WORDS, shape)
+            backend.kernels["cast_scaled_votes"](grad, x, torch.tensor(1.0), beyond)
     with pytest.raises(ValueError, match="threshold"):
-        backend.kernels["apply_votes"](layer.packed[1], layer.votes[1], 128, 0, shape)
+        backend.kernels["apply_votes"](state, 128, 0)
     with pytest.raises(ValueError, match="decay"):
-        backend.kernels["apply_scaled_votes"](layer.packed[1], layer.votes[1], 9, 65537, True, *WORDS, shape)
+        backend.kernels["apply_scaled_votes"](state, 9, 65537, True)
 
 
 @pytest.mark.parametrize("wrong", [-1, 40, 2**40])
 def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(backend: KernelBackend, wrong: int) -> None:
     layer = Layer(backend, WeightShape(40, 70, 32))
-    before = layer.votes[1].clone()
-    held = (layer.packed[1], layer.votes[1], layer.exponent_votes[1], None, None, layer.stats[1], layer.shape)
+    before = layer.states[1].votes.clone()
     with pytest.raises(IndexError, match=r"ids must be in 0\.\.39"):
-        backend.kernels["embedding_votes"](torch.tensor([1, wrong]), torch.ones(2, 70), None, *held)
-    assert torch.equal(layer.votes[1], before)
+        backend.kernels["embedding_votes"](torch.tensor([1, wrong]), torch.ones(2, 70), None, layer.states[1])
+    assert torch.equal(layer.states[1].votes, before)

@@ -20,6 +20,7 @@ from arb_ternary.backends.protocol import (
     WeightShape,
 )
 from arb_ternary.backends.select import BackendRequest, get_backend, select
+from arb_ternary.backends.vote_state import new_state
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_tilelang import lane as lanes
@@ -197,8 +198,9 @@ def test_a_weight_of_another_layout_is_refused() -> None:
 
 def test_votes_that_are_not_contiguous_cannot_be_written_in_place() -> None:
     packed, votes = torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(40, 2, dtype=torch.int8).t()
+    state = new_state(WeightShape(2, 40, 32), packed, torch.zeros(2, 2, dtype=torch.int8), votes, "tilelang")
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
-        get_backend("tilelang").kernels["apply_votes"](packed, votes, 3, 0, WeightShape(2, 40, 32))
+        get_backend("tilelang").kernels["apply_votes"](state, 3, 0)
 
 
 def test_ids_outside_the_table_are_refused() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from arb_ternary.backends import reference, reference_votes
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import new_state
 from arb_ternary_tilelang.backend import build
 from arb_ternary_tilelang.levels import levels_of
 from arb_ternary_tilelang.products import FEW_ROWS, GEMV_ROWS
@@ -52,9 +53,10 @@ def test_int8_activations_meet_a_float_gradient(kernels: Mapping[str, Callable[.
     grad, x = numbers(-3, 3, 6, 17).to(torch.bfloat16), numbers(-127, 127, 6, 50)
     kept = []
     for cast, pack in ((kernels["cast_votes"], kernels["pack"]), (reference_votes.cast_votes, reference.pack)):
-        held = torch.zeros(17, 50, dtype=torch.int8), torch.zeros(17, 2, dtype=torch.int8), torch.zeros(1 + 17 + 50)
-        cast(grad, x, None, pack(trits), *held, shape)
-        kept.append(held)
+        votes, exponent = torch.zeros(17, 50, dtype=torch.int8), torch.zeros(17, 2, dtype=torch.int8)
+        state = new_state(shape, pack(trits), exponent, votes, "")
+        cast(grad, x, None, state)
+        kept.append((state.votes, state.learned))
     assert torch.equal(kept[0][0], kept[1][0])
     assert torch.equal(kept[0][1], kept[1][1])
 
@@ -65,7 +67,9 @@ def test_levels_are_found_out_once_until_the_exponents_change(kernels: Mapping[s
     first = levels_of(exponent, shape, False)
     assert levels_of(exponent, shape, False) is first
     assert levels_of(exponent, shape, True) is not first
-    kernels["apply_exponent_votes"](exponent, votes, exponent.clone(), 1, 3, 0)
+    packed, none = kernels["pack"](numbers(-1, 1, 4, 96)), torch.zeros(4, 96, dtype=torch.int8)
+    state = new_state(shape, packed, exponent, none, "tilelang", exponent_votes=votes)
+    kernels["apply_exponent_votes"](state, 1, 3, 0)
     second = levels_of(exponent, shape, False)
     assert second is not first
     assert torch.equal(second.floor, first.floor + 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.select import get_backend
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.counters.hashing import counter_hash
 from arb_ternary_triton import casting, products
 from arb_ternary_triton.kernels.common import draw_at
@@ -78,17 +79,20 @@ def test_a_sum_that_programs_share_is_the_same(rows: int, low: int, high: int) -
 
 
 def _cast(run: Any, pack: Any, grad: Tensor, x: Tensor, shape: WeightShape, trits: Tensor) -> list[Tensor]:
-    rows, columns = shape.out_features, shape.in_features
     device = DEVICE if run is not reference_scaled_votes.cast_scaled_votes else "cpu"
-    votes = torch.zeros((rows, columns), dtype=torch.int8, device=device)
-    exponents = torch.zeros((rows, shape.groups), dtype=torch.int8, device=device)
-    stats, magnitudes = (torch.zeros(size + rows + columns, device=device) for size in (1, 0))
-    shifts = torch.full((rows + columns,), 7, dtype=torch.int32, device=device)
-    unit = torch.tensor(2.0**-3, device=device)
-    held = (votes, exponents, stats, magnitudes)
-    given = (grad.to(device), x.to(device), unit, pack(trits.to(device)))
-    run(*given, *held, shifts, 1024, 2, 11, 5 << 20, 8 * 77, shape)
-    return [tensor.cpu() for tensor in held]
+    shifts = torch.full((shape.out_features + shape.in_features,), 7, dtype=torch.int32, device=device)
+    magnitudes = torch.zeros(shifts.shape, device=device)
+    limits, control = torch.tensor(VoteLimits(1024, 2), device=device), torch.tensor([11, 5, 77, 0], device=device)
+    state = _state(pack(trits.to(device)), shape, limits=limits, control=control)
+    state = state._replace(vote_scale=shifts, magnitudes=magnitudes)
+    run(grad.to(device), x.to(device), torch.tensor(2.0**-3, device=device), state)
+    return [tensor.cpu() for tensor in (state.votes, state.learned, state.stats, magnitudes)]
+
+
+def _state(packed: Tensor, shape: WeightShape, **others: Tensor) -> VoteState:
+    size, groups = (shape.out_features, shape.in_features), (shape.out_features, shape.groups)
+    exponent, votes = (torch.zeros(each, dtype=torch.int8, device=packed.device) for each in (groups, size))
+    return new_state(shape, packed, exponent, votes, "triton", **others)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256, 300])
@@ -120,11 +124,9 @@ def test_a_lookup_of_many_rows_votes_as_the_reference_does() -> None:
     grad = _bytes(9, 60, 200)
 
     def cast(run: Any, pack: Any, device: str) -> list[Tensor]:
-        held = [torch.zeros(size, dtype=torch.int8, device=device) for size in ((23, 200), (23, shape.groups))]
-        stats = torch.zeros(1 + 23 + 200, device=device)
-        unit = torch.tensor(0.5, device=device)
-        run(ids.to(device), grad.to(device), unit, pack(trits.to(device)), *held, None, None, stats, shape)
-        return [tensor.cpu() for tensor in (*held, stats)]
+        state = _state(pack(trits.to(device)), shape)
+        run(ids.to(device), grad.to(device), torch.tensor(0.5, device=device), state)
+        return [tensor.cpu() for tensor in (state.votes, state.learned, state.stats)]
 
     got = cast(casting.embedding_votes, get_backend("triton").kernels["pack"], DEVICE)
     wanted = cast(reference_votes.embedding_votes, reference.pack, "cpu")

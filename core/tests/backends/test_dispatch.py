@@ -14,6 +14,7 @@ from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.backends import dispatch, reference, reference_scaled_votes, reference_votes
 from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
 from arb_ternary.backends.select import use_backend
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.errors import EnvironmentProblem
 
 
@@ -61,54 +62,59 @@ def vote_bits(backend: Wide) -> list[int]:
     return [8, 4, 2] if NARROW_VOTES in backend.capabilities else [8]
 
 
-def states(backend: Wide, bits: int) -> tuple[WeightShape, list[Tensor], list[Tensor]]:
+def states(backend: Wide, bits: int) -> tuple[VoteState, VoteState]:
     """The same weight and votes in the layout of the backend and in that of the reference."""
     shape = WeightShape(7, 45, 32, bits)
     generator = torch.Generator().manual_seed(bits)
     trits = torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator)
     votes = torch.randint(-1, 2, (7, 45), dtype=torch.int8, generator=generator) * shape.largest_vote
-    theirs = [backend.kernels["pack"](trits), dispatch.pack_votes("wide", votes, bits)]
-    return shape, theirs, [reference.pack(trits), reference.pack_votes(votes, bits)]
+    theirs = backend.kernels["pack"](trits), dispatch.pack_votes("wide", votes, bits)
+    ours = reference.pack(trits), reference.pack_votes(votes, bits)
+    made = []
+    for name, (weight, held) in (("wide", theirs), ("torch", ours)):
+        state = new_state(shape, weight, torch.zeros(7, 2, dtype=torch.int8), held, name)
+        state = state._replace(control=torch.tensor([1, 0, 1, 2]), limits=torch.tensor(VoteLimits(1024, 2)))
+        made.append(state._replace(magnitudes=torch.zeros(52), vote_scale=torch.ones(52)))
+    return made[0], made[1]
 
 
-def logical(backend: Wide, held: list[Tensor], shape: WeightShape) -> tuple[Tensor, Tensor]:
+def assert_same(backend: Wide, theirs: VoteState, ours: VoteState) -> None:
+    """Logical weight and votes, and all else as it is."""
+    shape = ours.shape
     unpack_votes = backend.kernels.get("unpack_votes", reference.unpack_votes)
-    return backend.kernels["unpack"](held[0], shape), unpack_votes(held[1], shape)
+    assert torch.equal(backend.kernels["unpack"](theirs.weight, shape), reference.unpack(ours.weight, shape))
+    assert torch.equal(unpack_votes(theirs.votes, shape), reference.unpack_votes(ours.votes, shape))
+    for name in ("exponent_votes", "stats", "magnitudes"):
+        assert torch.equal(getattr(theirs, name), getattr(ours, name)), name
 
 
 def test_scaled_votes_are_cast_in_the_layout_of_the_backend(backend: Wide) -> None:
     grad, x, ids = torch.randn(5, 7), torch.randn(5, 45), torch.tensor([3, 3, 0, 6, 3])
     for bits in vote_bits(backend):
         for op, operands in (("cast_scaled_votes", (grad, x)), ("embedding_scaled_votes", (ids, torch.randn(5, 45)))):
-            shape, theirs, ours = states(backend, bits)
-            sums = [[torch.zeros(7, 2, dtype=torch.int8), torch.zeros(53), torch.zeros(52)] for _ in range(2)]
-            rest = (torch.ones(52), 1024, 2, 1, 2, 8, shape)
-            dispatch.kernel("wide", op)(*operands, None, *theirs, *sums[0], *rest)
-            getattr(reference_scaled_votes, op)(*operands, None, *ours, *sums[1], *rest)
-            assert torch.equal(logical(backend, theirs, shape)[1], reference.unpack_votes(ours[1], shape))
-            for one, other in zip(*sums, strict=True):
-                assert torch.equal(one, other)
+            theirs, ours = states(backend, bits)
+            before = ours.votes.clone()
+            dispatch.kernel("wide", op)(*operands, None, theirs)
+            getattr(reference_scaled_votes, op)(*operands, None, ours)
+            assert not torch.equal(ours.votes, before)
+            assert_same(backend, theirs, ours)
 
 
 def test_scaled_votes_flip_the_trits_of_the_backend(backend: Wide) -> None:
     for bits in vote_bits(backend):
-        shape, theirs, ours = states(backend, bits)
-        rest = (1, 3000, True, 1, 2, 8, shape)
-        flips = dispatch.kernel("wide", "apply_scaled_votes")(*theirs, *rest)
-        assert int(flips) == int(reference_scaled_votes.apply_scaled_votes(*ours, *rest)) > 0
-        trits, votes = logical(backend, theirs, shape)
-        assert torch.equal(trits, reference.unpack(ours[0], shape))
-        assert torch.equal(votes, reference.unpack_votes(ours[1], shape))
+        theirs, ours = states(backend, bits)
+        flips = dispatch.kernel("wide", "apply_scaled_votes")(theirs, 1, 3000, True)
+        assert int(flips) == int(reference_scaled_votes.apply_scaled_votes(ours, 1, 3000, True)) > 0
+        assert_same(backend, theirs, ours)
 
 
 def test_a_lookup_votes_in_the_layout_of_the_backend(backend: Wide) -> None:
     ids, grad = torch.tensor([3, 3, 0]), torch.randn(3, 45)
     for bits in vote_bits(backend):
-        shape, theirs, ours = states(backend, bits)
-        rest = (None, None, None, torch.zeros(53), shape)
-        dispatch.kernel("wide", "embedding_votes")(ids, grad, None, *theirs, *rest)
-        reference_votes.embedding_votes(ids, grad, None, *ours, *rest)
-        assert torch.equal(logical(backend, theirs, shape)[1], reference.unpack_votes(ours[1], shape))
+        theirs, ours = states(backend, bits)
+        dispatch.kernel("wide", "embedding_votes")(ids, grad, None, theirs)
+        reference_votes.embedding_votes(ids, grad, None, ours)
+        assert_same(backend, theirs, ours)
 
 
 def test_every_optional_op_has_a_stand_in(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +135,7 @@ def assert_learns_as_the_reference(kind: str, noise_shift: int) -> None:
         layer.use_scaled_votes()
         assert layer.vote_scale is not None
         layer.vote_scale.fill_(1.0)
-        layer.noise_shift = noise_shift
+        layer.limits = VoteLimits(noise_shift=noise_shift)
         y = layer(torch.randn(4, 40)) if kind == "linear" else layer(torch.arange(4))
         (y * torch.randn(y.shape)).sum().backward()
         states.append(layer.logical_votes())
@@ -160,13 +166,18 @@ def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monk
 
     made = evolve(backend, kernels={**backend.kernels, "cast_scaled_votes": own})
     monkeypatch.setattr("arb_ternary.backends.dispatch.get_backend", lambda _: made)
-    assert dispatch.kernel("wide", "cast_scaled_votes") is own
-    assert dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE) is not own
+    ops = ("cast_votes", "cast_scaled_votes")
+    _, state = states(backend, 8)
+    state = state._replace(backend="wide")
+    assert dispatch.vote_kernel(state._replace(vote_scale=None), *ops) is backend.kernels["cast_votes"]
+    assert dispatch.vote_kernel(state, *ops) is own
+    state = state._replace(limits=torch.tensor(VoteLimits(noise_shift=1)))
+    assert dispatch.vote_kernel(state, *ops) is not own
     monkeypatch.setenv("ARB_TERNARY_STRICT", "1")
     with pytest.raises(EnvironmentProblem, match="no kernel for 'cast_scaled_votes with narrow_noise'"):
-        dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE)
+        dispatch.vote_kernel(state, *ops)
     made = evolve(made, capabilities=frozenset({NARROW_NOISE}))
-    assert dispatch.kernel("wide", "cast_scaled_votes", needs=NARROW_NOISE) is own
+    assert dispatch.vote_kernel(state, *ops) is own
 
 
 def test_narrow_votes_need_a_backend_that_has_them(backend: Wide) -> None:

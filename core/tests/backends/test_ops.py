@@ -14,6 +14,7 @@ from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryR
 from arb_ternary.backends import ops
 from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, current_backend, use_backend
+from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.counters.control import MICRO
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
@@ -24,8 +25,7 @@ def scale_votes(module: TernaryModule, integer: bool = False) -> None:
     module.use_scaled_votes(integer=integer)
     assert module.vote_scale is not None
     module.vote_scale.fill_(1 if integer else 0.5)
-    module.vote_limit = 700
-    module.exponent_shift = 2
+    module.limits = VoteLimits(700, 2)
 
 
 MODES = [("int8", "float"), ("int8", "int8"), ("float", "float"), ("float", "int8")]
@@ -38,27 +38,8 @@ def linear_arguments(activations: str, gradients: str, bias: bool = True, scaled
     if scaled:
         scale_votes(layer)
     x = torch.randn(6, 40, requires_grad=True)
-    return (
-        x,
-        layer.anchor,
-        layer.weight,
-        layer.exponent,
-        torch.randn(33, requires_grad=True) if bias else None,
-        layer.votes,
-        layer.exponent_votes,
-        layer.stats,
-        layer.magnitudes,
-        layer.vote_scale,
-        layer.vote_limits,
-        layer.control,
-        33,
-        40,
-        32,
-        8,
-        activations,
-        gradients,
-        layer.backend,
-    )
+    bias_N = torch.randn(33, requires_grad=True) if bias else None
+    return (x, layer.anchor, bias_N, *layer.vote_state(), activations, gradients)
 
 
 def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
@@ -66,48 +47,14 @@ def embedding_arguments(rule: str, scaled: bool = False) -> Arguments:
     if scaled:
         scale_votes(table)
     ids = torch.tensor([3, 3, 19, 0])
-    return (
-        ids,
-        table.anchor,
-        table.weight,
-        table.exponent,
-        table.votes,
-        table.voting_exponents(),
-        table.correlation,
-        table.steps,
-        table.stats,
-        table.magnitudes,
-        table.vote_scale,
-        table.vote_limits,
-        table.control,
-        20,
-        12,
-        32,
-        8,
-        torch.float32,
-        "float",
-        table.backend,
-    )
+    return (ids, table.anchor, *table.vote_state(), torch.float32, "float")
 
 
-def vote_arguments(embedding: bool) -> Arguments:
-    if embedding:
-        arguments = embedding_arguments("correlation")
-        ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
-        rest = (*arguments[6:9], arguments[12], *arguments[13:17])
-        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *rest, arguments[-1])
-    arguments = linear_arguments("int8", "int8")
-    packed, votes, exponent_votes, stats, control = (arguments[i] for i in (2, 5, 6, 7, 11))
-    return (*int8_operands(), packed, votes, exponent_votes, stats, control, *arguments[12:16], arguments[-1])
-
-
-def scaled_vote_arguments(embedding: bool) -> Arguments:
-    if embedding:
-        arguments = embedding_arguments("residual", scaled=True)
-        ids, packed, votes, exponent_votes = (arguments[i] for i in (0, 2, 4, 5))
-        return (ids, torch.randn(4, 12), None, packed, votes, exponent_votes, *arguments[8:17], arguments[-1])
-    arguments = linear_arguments("int8", "int8", scaled=True)
-    return (*int8_operands(), arguments[2], *arguments[5:16], arguments[-1])
+def vote_arguments(rule: str, scaled: bool = False) -> Arguments:
+    """Of an embedding's votes, or, without a rule, of a linear's."""
+    if rule:
+        return (torch.tensor([3, 3, 19, 0]), torch.randn(4, 12), None, *embedding_arguments(rule, scaled)[2:-2])
+    return (*int8_operands(), *linear_arguments("int8", "int8", scaled=scaled)[3:-2])
 
 
 def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
@@ -116,8 +63,8 @@ def int8_operands() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def input_gradient_arguments() -> Arguments:
-    arguments = linear_arguments("int8", "int8")
-    return (torch.randn(6, 33), None, arguments[2], arguments[3], 33, 40, 32, torch.float32, arguments[-1])
+    state = TernaryLinear(40, 33, group_size=32).vote_state()
+    return (torch.randn(6, 33), None, state.weight, state.exponent, state.sizes, torch.float32, state.backend)
 
 
 def bias_arguments() -> Arguments:
@@ -132,10 +79,10 @@ CASES: dict[str, Callable[[], Arguments]] = {
     "embedding[correlation]": lambda: embedding_arguments("correlation"),
     "linear[scaled]": lambda: linear_arguments("int8", "int8", scaled=True),
     "embedding[scaled]": lambda: embedding_arguments("residual", scaled=True),
-    "cast_scaled_votes": lambda: scaled_vote_arguments(embedding=False),
-    "cast_embedding_scaled_votes": lambda: scaled_vote_arguments(embedding=True),
-    "cast_votes": lambda: vote_arguments(embedding=False),
-    "cast_embedding_votes": lambda: vote_arguments(embedding=True),
+    "cast_votes": lambda: vote_arguments(""),
+    "cast_votes[scaled]": lambda: vote_arguments("", scaled=True),
+    "cast_embedding_votes": lambda: vote_arguments("correlation"),
+    "cast_embedding_votes[scaled]": lambda: vote_arguments("residual", scaled=True),
     "linear_grad_input": input_gradient_arguments,
     "quantize_gradient": lambda: (torch.randn(3, 4), torch.tensor([1, 2, 3, 4]), 0, current_backend()),
     "bias": bias_arguments,
@@ -220,7 +167,7 @@ def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_
             for _, module in ternary_modules(model):
                 assert module.vote_scale is not None
                 module.vote_scale.copy_(module.vote_scale * 2)
-                module.vote_limit = 300 + step
+                module.limits = VoteLimits(300 + step)
             run(ids).square().sum().backward()
         assert graphs.frame_count == int(compiled)
         magnitudes = {f"{name}.magnitudes": module.magnitudes for name, module in ternary_modules(model)}
@@ -264,7 +211,7 @@ def test_backward_casts_the_scaled_gradient_and_sums_its_magnitudes(activations:
     x[:, 0] = 127.0
     grad = torch.randint(-9, 10, (5, 32)).float()
     layer.vote_scale.fill_(0.25)
-    layer.vote_limit = 32000
+    layer.limits = VoteLimits(32000)
     for _ in range(2):
         layer(x).backward(grad)
     dense = grad.t() @ x
@@ -296,18 +243,18 @@ def test_scaled_votes_out_of_their_range_are_refused() -> None:
         TernaryEmbedding(6, 4, scale_rule="correlation").use_scaled_votes()
     for bad in (0, 32513):
         with pytest.raises(ValueError, match=r"vote_limit must be in 1\.\.32512"):
-            layer.vote_limit = bad
+            layer.limits = VoteLimits(vote_limit=bad)
     for bad in (-1, 32):
         with pytest.raises(ValueError, match=r"exponent_shift must be in 0\.\.31"):
-            layer.exponent_shift = bad
+            layer.limits = VoteLimits(exponent_shift=bad)
     for bad in (-1, 17):
         with pytest.raises(ValueError, match=r"noise_shift must be in 0\.\.16"):
-            layer.noise_shift = bad
+            layer.limits = VoteLimits(noise_shift=bad)
     layer.use_scaled_votes()
     layer.vote_limits.fill_(0)
     with pytest.raises(ValueError, match="vote_limit"):
         layer(torch.randn(3, 6)).sum().backward()
-    layer.vote_limit = 256
+    layer.limits = VoteLimits()
     layer.vote_scale = torch.zeros(10, dtype=torch.int32)
     with pytest.raises(ValueError, match="int8 gradient"):
         layer(torch.randn(3, 6)).sum().backward()

@@ -12,6 +12,7 @@ from arb_ternary.backends import integer, reference
 from arb_ternary.backends import reference_votes as rv
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteState, new_state
 
 GROUPS = st.sampled_from([32, 64, 128, 256, "row"])
 
@@ -252,19 +253,17 @@ def cast(
     shape: WeightShape,
     scale: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    a, b = torch.from_numpy(votes.copy()), torch.from_numpy(ev.copy())
-    stats = torch.zeros(rv.stats_size(shape))
-    rv.cast_votes(
-        torch.from_numpy(g_MN),
-        torch.from_numpy(x),
-        None if scale is None else torch.tensor(scale),
-        packed_of(trits),
-        a,
-        b,
-        stats,
-        shape,
-    )
-    return a.numpy(), b.numpy(), stats.numpy()
+    state = state_of(trits, np.zeros(ev.shape, np.int8), votes, shape, exponent_votes=torch.from_numpy(ev.copy()))
+    unit = None if scale is None else torch.tensor(scale)
+    rv.cast_votes(torch.from_numpy(g_MN), torch.from_numpy(x), unit, state)
+    return state.votes.numpy(), state.learned.numpy(), state.stats.numpy()
+
+
+def state_of(
+    trits: np.ndarray, exponent: np.ndarray, votes: np.ndarray, shape: WeightShape, **others: torch.Tensor | None
+) -> VoteState:
+    e, a = torch.from_numpy(exponent.copy()), torch.from_numpy(votes.copy())
+    return new_state(shape, packed_of(trits), e, a, "torch", **others)
 
 
 def restated_votes(
@@ -343,16 +342,16 @@ def test_flips_equal_the_rule_and_move_one_step_at_most(n: int, k: int, theta: i
     shape = weight_shape(n, k, "row")
     trits, _ = random_weight(rng, shape)
     votes = rng.integers(-128, 128, (n, k), dtype=np.int8)
-    packed, a = packed_of(trits), torch.from_numpy(votes.copy())
-    flips = rv.apply_votes(packed, a, theta, leak, shape)
+    state = state_of(trits, np.zeros((n, 1), np.int8), votes, shape)
+    flips = rv.apply_votes(state, theta, leak)
     f = (votes >= theta).astype(int) - (votes <= -theta).astype(int)
     after = np.clip(trits + f, -1, 1)
     rest = np.where(f != 0, 0, votes.astype(int))
     rest = np.sign(rest) * np.maximum(np.abs(rest) - leak, 0)
-    got = reference.unpack(packed, shape).numpy()
+    got = reference.unpack(state.weight, shape).numpy()
     assert np.array_equal(got, after)
     assert np.abs(got.astype(int) - trits).max() <= 1
-    assert np.array_equal(a.numpy(), rest)
+    assert np.array_equal(state.votes.numpy(), rest)
     assert int(flips) == int((after != trits).sum())
 
 
@@ -369,54 +368,51 @@ def test_exponents_move_one_step_within_their_band(n: int, j: int, theta: int, b
     origin = rng.integers(-20, 20, (n, j), dtype=np.int8)
     exponent = (origin + rng.integers(-band, band + 1, (n, j))).astype(np.int8)
     votes = rng.integers(-128, 128, (n, j), dtype=np.int8)
-    e, b = torch.from_numpy(exponent.copy()), torch.from_numpy(votes.copy())
-    moved = rv.apply_exponent_votes(e, b, torch.from_numpy(origin), theta, band, leak)
+    state = exponents_of(exponent, votes, torch.from_numpy(origin))
+    moved = rv.apply_exponent_votes(state, theta, band, leak)
     up = (votes >= theta).astype(int) - (votes <= -theta).astype(int)
     expected = np.clip(exponent + up, origin.astype(int) - band, origin.astype(int) + band)
     rest = votes.astype(int) - theta * up
     rest = np.sign(rest) * np.maximum(np.abs(rest) - leak, 0)
-    assert np.array_equal(e.numpy(), expected)
-    assert np.array_equal(b.numpy(), rest)
+    assert np.array_equal(state.exponent.numpy(), expected)
+    assert np.array_equal(state.learned.numpy(), rest)
     assert int(moved) == int((expected != exponent).sum())
 
 
 def test_exponents_stay_where_powers_of_two_are_normal_floats() -> None:
-    e = torch.tensor([[-126]], dtype=torch.int8)
-    rv.apply_exponent_votes(e, torch.tensor([[-127]], dtype=torch.int8), e.clone(), 1, 5, 0)
-    assert e.tolist() == [[-126]]
+    state = exponents_of(np.array([[-126]], np.int8), np.array([[-127]], np.int8))
+    rv.apply_exponent_votes(state, 1, 5, 0)
+    assert state.exponent.tolist() == [[-126]]
+
+
+def exponents_of(exponent: np.ndarray, votes: np.ndarray, origin: torch.Tensor | None = None) -> VoteState:
+    """A state of weights that are all 0, in groups of 32."""
+    rows, groups = exponent.shape
+    zeros = np.zeros((rows, 32 * groups), np.int8)
+    shape = weight_shape(rows, 32 * groups, 32)
+    made = state_of(zeros, exponent, zeros, shape, exponent_votes=torch.from_numpy(votes.copy()))
+    return made if origin is None else made._replace(origin=origin)
 
 
 def test_embedding_votes_sum_duplicates_before_the_sign_and_leave_other_rows() -> None:
     shape = weight_shape(4, 2, "row")
     trits = np.array([[1, -1], [1, 1], [0, 1], [1, 0]], np.int8)
-    votes = torch.zeros(4, 2, dtype=torch.int8)
-    ev = torch.zeros(4, 1, dtype=torch.int8)
-    stats = torch.zeros(rv.stats_size(shape))
+    state = state_of(trits, np.zeros((4, 1), np.int8), np.zeros((4, 2), np.int8), shape)
     ids = torch.tensor([2, 0, 2])
     grad = torch.tensor([[3.0, -1.0], [-1.0, 5.0], [-4.0, -1.0]])
-    rv.embedding_votes(ids, grad, None, packed_of(trits), votes, ev, None, None, stats, shape)
+    rv.embedding_votes(ids, grad, None, state)
     # Row 2: 3 - 4 = -1 and -2 vote up. Row 0: -1 votes up, 5 down; its score is -2: the exponent up.
-    assert votes.tolist() == [[1, -1], [0, 0], [1, 1], [0, 0]]
-    assert ev.tolist() == [[1], [0], [1], [0]]
-    assert stats[1:5].tolist() == [26.0, 0.0, 5.0, 0.0]
+    assert state.votes.tolist() == [[1, -1], [0, 0], [1, 1], [0, 0]]
+    assert state.learned.tolist() == [[1], [0], [1], [0]]
+    assert state.stats[1:5].tolist() == [26.0, 0.0, 5.0, 0.0]
 
 
 def test_the_correlation_rule_counts_scores_and_updates_with_saturation() -> None:
     shape = weight_shape(2, 2, "row")
     correlation = torch.tensor([[2**15 - 2], [0]], dtype=torch.int16)
     steps = torch.tensor([[2**31 - 1], [0]], dtype=torch.int32)
-    trits = np.ones((2, 2), np.int8)
-    rv.embedding_votes(
-        torch.tensor([0, 1]),
-        torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
-        None,
-        packed_of(trits),
-        torch.zeros(2, 2, dtype=torch.int8),
-        None,
-        correlation,
-        steps,
-        torch.zeros(5),
-        shape,
-    )
+    ones, zeros = np.ones((2, 2), np.int8), np.zeros((2, 2), np.int8)
+    state = state_of(ones, zeros[:, :1], zeros, shape, exponent_votes=None, correlation=correlation, steps=steps)
+    rv.embedding_votes(torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), None, state)
     assert correlation.tolist() == [[2**15 - 1], [-2]]
     assert steps.tolist() == [[2**31 - 1], [1]]

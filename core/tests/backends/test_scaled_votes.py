@@ -9,6 +9,7 @@ import torch
 from arb_ternary.backends import reference, reference_votes
 from arb_ternary.backends import reference_scaled_votes as sv
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 
 
 def cast(shape: WeightShape, vote_scale: torch.Tensor, integer: bool) -> list[torch.Tensor]:
@@ -18,15 +19,20 @@ def cast(shape: WeightShape, vote_scale: torch.Tensor, integer: bool) -> list[to
     x = torch.randint(-127, 128, (9, shape.in_features), generator=generator).to(kind)
     packed = reference.pack(torch.randint(-1, 2, (shape.out_features, shape.in_features), generator=generator).char())
     votes = reference.pack_votes(torch.zeros(shape.out_features, shape.in_features, dtype=torch.int8), shape.vote_bits)
-    exponent_votes = torch.zeros(shape.out_features, shape.groups, dtype=torch.int8)
-    size = shape.out_features + shape.in_features
-    stats, magnitudes = torch.zeros(1 + size), torch.zeros(size)
-    scale = torch.tensor(0.25) if integer else None
-    words = (1, 2, 8)
-    held = [votes, exponent_votes, stats, magnitudes]
-    sv.cast_scaled_votes(g, x, scale, packed, *held, vote_scale, 700, 1, *words, shape)
-    flips = sv.apply_scaled_votes(packed, votes, 1, 5000, True, *words, shape)
-    return [*held[:2], magnitudes, packed, flips]
+    exponent = torch.zeros(shape.out_features, shape.groups, dtype=torch.int8)
+    state = scaled(new_state(shape, packed, exponent, votes, "torch"), vote_scale, VoteLimits(700, 1))
+    sv.cast_scaled_votes(g, x, torch.tensor(0.25) if integer else None, state)
+    flips = sv.apply_scaled_votes(state, 1, 5000, True)
+    return [votes, state.learned, state.scaling[0], packed, flips]
+
+
+def scaled(state: VoteState, vote_scale: torch.Tensor, limits: VoteLimits) -> VoteState:
+    return state._replace(
+        control=torch.tensor([1, 0, 1, 2]),
+        limits=torch.tensor(limits),
+        magnitudes=torch.zeros(vote_scale.shape),
+        vote_scale=vote_scale,
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -50,13 +56,13 @@ def test_shifts_without_an_int8_gradient_are_refused() -> None:
 
 
 def test_an_infinite_gradient_casts_full_votes_and_nan_none() -> None:
-    shape = WeightShape(1, 3, 32)
-    votes, sums = torch.zeros(1, 3, dtype=torch.int8), (torch.zeros(5), torch.zeros(4))
+    votes, exponent = torch.zeros(1, 3, dtype=torch.int8), torch.zeros(1, 1, dtype=torch.int8)
     grad, x = torch.tensor([[1.0]]), torch.tensor([[torch.inf, torch.nan, -torch.inf]])
-    packed = reference.pack(votes)
-    sv.cast_scaled_votes(grad, x, None, packed, votes, None, *sums, torch.ones(4), 1024, 0, 1, 2, 8, shape)
+    state = new_state(WeightShape(1, 3, 32), reference.pack(votes), exponent, votes, "torch")
+    state = scaled(state, torch.ones(4), VoteLimits(1024))._replace(exponent_votes=None)
+    sv.cast_scaled_votes(grad, x, None, state)
     assert votes.tolist() == [[-4, 0, 4]]
-    assert float(sums[0][0]) == 1.0
+    assert float(state.stats[0]) == 1.0
 
 
 def test_four_bit_votes_have_the_even_column_in_the_low_half_of_a_byte() -> None:

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 from arb_ternary.backends import reference, reference_scaled_votes, reference_votes
-from arb_ternary.backends.protocol import KernelBackend, WeightShape
+from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_testing import BackendSuite, MaskingSuite, OptimizerSuite, PhaseSuite
@@ -34,11 +34,11 @@ class TestVotesWithTheOtherSign(BackendSuite):
 
 class TestVotesThatWrap(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape):
-            before = votes.clone()
-            votes.zero_()
-            reference_votes.cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape)
-            votes.add_(before)
+        def cast_votes(grad, x, scale, state):
+            before = state.votes.clone()
+            state.votes.zero_()
+            reference_votes.cast_votes(grad, x, scale, state)
+            state.votes.add_(before)
 
         return broken(cast_votes=cast_votes)
 
@@ -98,10 +98,10 @@ class TestUnwrittenRows(BackendSuite):
 
 class TestPaddingThatFlips(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def apply_votes(packed, votes, threshold, leak, shape):
-            flips = reference_votes.apply_votes(packed, votes, threshold, leak, shape)
-            if shape.in_features % 128 and int(flips):
-                packed[:, -1] |= 0b11000000
+        def apply_votes(state, threshold, leak):
+            flips = reference_votes.apply_votes(state, threshold, leak)
+            if state.shape.in_features % 128 and int(flips):
+                state.weight[:, -1] |= 0b11000000
             return flips
 
         return broken(apply_votes=apply_votes)
@@ -109,11 +109,11 @@ class TestPaddingThatFlips(BackendSuite):
 
 class TestTwoStepsAtOnce(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def apply_votes(packed, votes, threshold, leak, shape):
-            old = reference.unpack(packed, shape)
-            flips = reference_votes.apply_votes(packed, votes, threshold, leak, shape)
-            new = reference.unpack(packed, shape)
-            packed.copy_(reference.pack((old + 2 * (new - old)).clamp(-1, 1)))
+        def apply_votes(state, threshold, leak):
+            old = reference.unpack(state.weight, state.shape)
+            flips = reference_votes.apply_votes(state, threshold, leak)
+            new = reference.unpack(state.weight, state.shape)
+            state.weight.copy_(reference.pack((old + 2 * (new - old)).clamp(-1, 1)))
             return flips
 
         return broken(apply_votes=apply_votes)
@@ -131,26 +131,31 @@ class TestRoundingHalfUp(BackendSuite):
 
 class TestScaledVotesWithOneHash(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def cast_scaled_votes(*arguments):
-            *rest, seed, step, _, shape = arguments
-            reference_scaled_votes.cast_scaled_votes(*rest, seed, step, 0, shape)
+        def cast_scaled_votes(*operands):
+            *rest, state = operands
+            control = state.control * torch.tensor([1, 1, 0, 1])
+            reference_scaled_votes.cast_scaled_votes(*rest, state._replace(control=control))
 
         return broken(cast_scaled_votes=cast_scaled_votes)
 
 
 class TestLookupsHashedByPosition(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def embedding_scaled_votes(ids, *arguments):
-            *fixed, shape = arguments
+        def embedding_scaled_votes(ids, grad, scale, state):
             rows, position = torch.unique(ids, return_inverse=True)
-            fixed[2] = fixed[2].index_select(0, rows)
-            few = WeightShape(len(rows), shape.in_features, shape.group_size, shape.vote_bits)
-            votes = fixed[3].view(shape.out_features, -1)
+            votes = state.votes.view(state.shape.out_features, -1)
             held = votes.index_select(0, rows)
-            every = torch.cat([rows, torch.arange(shape.out_features, fixed[7].numel())])
-            sums = [torch.zeros(1 + every.numel()), torch.zeros(every.numel())]
-            rest = (None, *sums, fixed[7].index_select(0, every), *fixed[8:])
-            reference_scaled_votes.embedding_scaled_votes(position, *fixed[:3], held, *rest, few)
+            every = torch.cat([rows, torch.arange(state.shape.out_features, state.vote_scale.numel())])
+            few = state._replace(
+                weight=state.weight.index_select(0, rows),
+                votes=held,
+                exponent_votes=None,
+                stats=torch.zeros(1 + every.numel()),
+                magnitudes=torch.zeros(every.numel()),
+                vote_scale=state.vote_scale.index_select(0, every),
+                sizes=(len(rows), *state.sizes[1:]),
+            )
+            reference_scaled_votes.embedding_scaled_votes(position, grad, scale, few)
             votes.index_copy_(0, rows, held)
 
         return broken(embedding_scaled_votes=embedding_scaled_votes)
@@ -158,27 +163,27 @@ class TestLookupsHashedByPosition(BackendSuite):
 
 class TestRailThatCarries(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def apply_scaled_votes(packed, votes, threshold, decay, carry, *rest):
-            if carry and rest[-1].vote_bits == 8:
-                over = (votes >= threshold) & (reference.unpack(packed, rest[-1]) == 1)
-                kept = votes - threshold
-                flips = reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
-                votes.copy_(torch.where(over, kept, votes))
+        def apply_scaled_votes(state, threshold, decay, carry):
+            if carry and state.shape.vote_bits == 8:
+                over = (state.votes >= threshold) & (reference.unpack(state.weight, state.shape) == 1)
+                kept = state.votes - threshold
+                flips = reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
+                state.votes.copy_(torch.where(over, kept, state.votes))
                 return flips
-            return reference_scaled_votes.apply_scaled_votes(packed, votes, threshold, decay, carry, *rest)
+            return reference_scaled_votes.apply_scaled_votes(state, threshold, decay, carry)
 
         return broken(apply_scaled_votes=apply_scaled_votes)
 
 
 class TestNarrowVotesThatWrap(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        def cast_votes(grad, x, scale, packed, votes, exponent_votes, stats, shape):
-            wide = WeightShape(shape.out_features, shape.in_features, shape.group_size)
-            held = reference.unpack_votes(votes, shape)
-            reference_votes.cast_votes(grad, x, scale, packed, held, exponent_votes, stats, wide)
-            if shape.vote_bits == 4:
+        def cast_votes(grad, x, scale, state):
+            bits = state.shape.vote_bits
+            held = reference.unpack_votes(state.votes, state.shape)
+            reference_votes.cast_votes(grad, x, scale, state._replace(votes=held, sizes=(*state.sizes[:3], 8)))
+            if bits == 4:
                 held = ((held + 8) & 15) - 8
-            votes.copy_(reference.pack_votes(held.clamp(-1, 1) if shape.vote_bits == 2 else held, shape.vote_bits))
+            state.votes.copy_(reference.pack_votes(held.clamp(-1, 1) if bits == 2 else held, bits))
 
         return broken(cast_votes=cast_votes)
 

@@ -97,13 +97,3 @@ def test_a_state_dict_restores_and_refuses_another_shape():
     assert other.steps == 1
     with pytest.raises(ValueError, match="3 x 2 weight do not fit one of 2 x 3"):
         Magnitudes(2, 3).load_state_dict(tracked.state_dict())
-
-
-def test_a_state_of_before_votes_were_spread_is_restored():
-    tracked = Magnitudes(3, 2)
-    tracked.update(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 0.5)
-    before = {name: value for name, value in tracked.state_dict().items() if name in ("row", "column", "steps")}
-    other = Magnitudes(3, 2)
-    other.load_state_dict(before)
-    assert torch.equal(other.factors(3.0), tracked.factors(3.0))
-    assert other.spread == 1

@@ -176,7 +176,7 @@ def test_exponents_follow_the_schedule_in_powers_of_two() -> None:
         optimizer.param_groups[0]["lr"] = rate
         cast(module, np.ones((8, 64)))
         optimizer.step()
-        shifts.append(module.exponent_shift)
+        shifts.append(module.limits.exponent_shift)
     # A score of one standard deviation is 8 * sqrt(64) = 64 quanta; 0.0625 of the threshold 32 is 2.
     assert shifts == [5, 6, 7]
 

@@ -143,7 +143,7 @@ def test_votes_of_the_tail_are_the_default_of_4_bits_and_floats_alone():
         optimizer = ScaledVotes({"layer": module})
         module(torch.randn(4, K)).sum().backward()
         optimizer.step()
-        return module.noise_shift
+        return module.limits.noise_shift
 
     assert [shifts(vote_bits=bits) for bits in (8, 4, 2)] == [0, 2, 0]
     assert shifts(vote_bits=4, gradients="int8") == 0
@@ -160,12 +160,12 @@ def test_a_state_of_before_there_were_votes_of_the_tail_stays_proportional():
     optimizer = ScaledVotes({"layer": module})
     cast(module, np.full((N, K), 5))
     optimizer.step()
-    assert module.noise_shift == 2
+    assert module.limits.noise_shift == 2
     state = optimizer.state_dict()
     for group in state["param_groups"]:
         del group["tail"]
     optimizer.load_state_dict(state)
-    assert module.noise_shift == 0
+    assert module.limits.noise_shift == 0
 
 
 def test_the_first_step_casts_no_votes_and_the_second_does():
@@ -208,7 +208,7 @@ def test_the_spread_of_votes_survives_a_saved_state_in_the_middle_of_a_step():
     restored = ScaledVotes({"layer": other})
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert torch.equal(other.vote_scale, module.vote_scale)
-    assert other.vote_limit == module.vote_limit
+    assert other.limits == module.limits
 
 
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.backends.vote_storage import row_bytes
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import check_contiguous, check_packed, check_readable, check_shape, packed_shape
@@ -109,64 +109,41 @@ def _unit(scale: Tensor | None) -> int:
     return scale.data_ptr()
 
 
-def _weight(
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> _native.Weight:
+def _weight(scale: Tensor | None, state: VoteState) -> _native.Weight:
+    shape = state.shape
     check_shape(shape)
     rows, columns = shape.out_features, shape.in_features
-    _require(check_packed(packed, shape) is packed, "packed must be contiguous")
+    _require(check_packed(state.weight, shape) is state.weight, "packed must be contiguous")
     groups = shape.groups if columns else 0
     learned = 0
-    if exponent_votes is not None:
-        learned = _written(exponent_votes, "exponent_votes", torch.int8, (rows, groups))
+    if state.exponent_votes is not None:
+        learned = _written(state.exponent_votes, "exponent_votes", torch.int8, (rows, groups))
     return _native.Weight(
         rows,
         columns,
         max(shape.group_size, 1),
         shape.vote_bits,
-        packed.data_ptr(),
-        _stored(votes, shape),
+        state.weight.data_ptr(),
+        _stored(state.votes, shape),
         learned,
-        _written(stats, "stats", torch.float32, (1 + rows + columns,)),
+        _written(state.stats, "stats", torch.float32, (1 + rows + columns,)),
         _unit(scale),
     )
 
 
-def _scaled(
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    noise_shift: int,
-    words: tuple[int, int, int],
-    integer: bool,
-    shape: WeightShape,
-) -> tuple[_native.Scaled, Tensor]:
+def _scaled(grad: Tensor, scale: Tensor | None, state: VoteState) -> tuple[_native.Scaled, Tensor]:
     """What the kernels are told about scaled votes, and the factors, which have to live as long."""
-    _require(1 <= vote_limit <= MAX_VOTE_LIMIT, f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {vote_limit}")
-    _require(0 <= exponent_shift <= 31, f"exponent_shift must be in 0..31, got {exponent_shift}")
-    _require(0 <= noise_shift <= MAX_NOISE_SHIFT, f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {noise_shift}")
-    size = shape.out_features + shape.in_features
+    limits = state.check_scaling(scale is not None and grad.dtype == torch.int8)
+    magnitudes, vote_scale = state.scaling
+    size = (state.sizes[0] + state.sizes[1],)
     shifts = vote_scale.dtype == torch.int32
-    factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, (size,))
-    _require(integer or not shifts, "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
-    _require(
-        noise_shift == 0 or not shifts,
-        "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0",
-    )
+    factors = check_readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, size)
     scaled = _native.Scaled(
-        _written(magnitudes, "magnitudes", torch.float32, (size,)),
+        _written(magnitudes, "magnitudes", torch.float32, size),
         factors.data_ptr(),
         shifts,
-        vote_limit,
-        exponent_shift,
-        noise_shift,
-        *(word & _WORD for word in words),
+        *limits,
+        *(word & _WORD for word in state.draw()),
     )
     return scaled, factors
 
@@ -198,69 +175,34 @@ def _cast_linear(
     )
 
 
-def _cast_votes(
-    isa: int,
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
-    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
-    _cast_linear(isa, weight, None, grad_MN, x_MK, shape)
+def _cast_votes(isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    _cast_linear(isa, _weight(scale, state), None, grad_MN, x_MK, state.shape)
 
 
-def _cast_scaled_votes(
-    isa: int,
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
-    integer = scale is not None and grad_MN.dtype == torch.int8
-    words = (seed, step, stream)
-    limits = (vote_limit, exponent_shift, noise_shift)
-    scaled, _alive = _scaled(magnitudes, vote_scale, *limits, words, integer, shape)
-    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
-    _cast_linear(isa, weight, scaled, grad_MN, x_MK, shape)
+def _cast_scaled_votes(isa: int, grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    scaled, _alive = _scaled(grad_MN, scale, state)
+    _cast_linear(isa, _weight(scale, state), scaled, grad_MN, x_MK, state.shape)
 
 
 def _cast_lookup(
     isa: int,
     weight: _native.Weight,
     scaled: _native.Scaled | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
     ids_M: Tensor,
     grad_MK: Tensor,
-    shape: WeightShape,
+    state: VoteState,
 ) -> None:
+    shape = state.shape
     _require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
     tokens = ids_M.shape[0]
     ids = check_readable(ids_M, "ids", torch.int64, (tokens,))
     grad = _operand(grad_MK, "grad", (tokens, shape.in_features))
     size = (shape.out_features, shape.groups if shape.in_features else 0)
     correlated = (0, 0)
-    if correlation is not None and steps is not None:
+    if state.correlation is not None and state.steps is not None:
         correlated = (
-            _written(correlation, "correlation", torch.int16, size),
-            _written(steps, "steps", torch.int32, size),
+            _written(state.correlation, "correlation", torch.int16, size),
+            _written(state.steps, "steps", torch.int32, size),
         )
     found = _native.cast_lookup(
         isa,
@@ -277,49 +219,13 @@ def _cast_lookup(
         raise IndexError(f"ids must be in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
 
 
-def _embedding_votes(
-    isa: int,
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
-    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
-    _cast_lookup(isa, weight, None, correlation, steps, ids_M, grad_MK, shape)
+def _embedding_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    _cast_lookup(isa, _weight(scale, state), None, ids_M, grad_MK, state)
 
 
-def _embedding_scaled_votes(
-    isa: int,
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
-    integer = scale is not None and grad_MK.dtype == torch.int8
-    words = (seed, step, stream)
-    limits = (vote_limit, exponent_shift, noise_shift)
-    scaled, _alive = _scaled(magnitudes, vote_scale, *limits, words, integer, shape)
-    weight = _weight(scale, packed, votes, exponent_votes, stats, shape)
-    _cast_lookup(isa, weight, scaled, None, None, ids_M, grad_MK, shape)
+def _embedding_scaled_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    scaled, _alive = _scaled(grad_MK, scale, state)
+    _cast_lookup(isa, _weight(scale, state), scaled, ids_M, grad_MK, state)
 
 
 # --- flips -----------------------------------------------------------------------------------------------------------
@@ -327,15 +233,15 @@ def _embedding_scaled_votes(
 
 def _flip(
     isa: int,
-    packed: Tensor,
-    votes: Tensor,
+    state: VoteState,
     threshold: int,
-    leak: int,
-    decay: int,
-    carry: bool,
-    words: tuple[int, int, int],
-    shape: WeightShape,
+    *,
+    leak: int = 0,
+    decay: int = 0,
+    carry: bool = False,
+    words: tuple[int, int, int] = (0, 0, 0),
 ) -> Tensor:
+    shape = state.shape
     check_shape(shape)
     _require(
         1 <= threshold <= shape.largest_vote,
@@ -347,8 +253,8 @@ def _flip(
         shape.out_features,
         shape.in_features,
         shape.vote_bits,
-        _written(packed, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)),
-        _stored(votes, shape),
+        _written(state.weight, "packed", torch.uint8, packed_shape(shape.out_features, shape.in_features)),
+        _stored(state.votes, shape),
         threshold,
         leak,
         decay,
@@ -358,30 +264,18 @@ def _flip(
     return torch.tensor(moved, dtype=torch.int64)
 
 
-def _apply_votes(isa: int, packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
+def _apply_votes(isa: int, state: VoteState, threshold: int, leak: int) -> Tensor:
     _require(leak >= 0, f"leak must not be negative, got {leak}")
-    return _flip(isa, packed, votes, threshold, min(leak, 128), 0, False, (0, 0, 0), shape)
+    return _flip(isa, state, threshold, leak=min(leak, 128))
 
 
-def _apply_scaled_votes(
-    isa: int,
-    packed: Tensor,
-    votes: Tensor,
-    threshold: int,
-    decay: int,
-    carry: bool,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-) -> Tensor:
+def _apply_scaled_votes(isa: int, state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
     _require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
-    return _flip(isa, packed, votes, threshold, 0, decay, bool(carry), (seed, step, stream), shape)
+    return _flip(isa, state, threshold, decay=decay, carry=bool(carry), words=state.draw())
 
 
-def _apply_exponent_votes(
-    isa: int, exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
-) -> Tensor:
+def _apply_exponent_votes(isa: int, state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
+    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     _require(exponent.dim() == 2, f"exponent must be [N, J], got {tuple(exponent.shape)}")
     _require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     _require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")

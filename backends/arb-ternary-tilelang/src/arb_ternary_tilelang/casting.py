@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
+from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_tilelang.arguments import (
     FLOATS,
@@ -50,12 +50,13 @@ class Scaled:
 
     magnitudes: Tensor
     factors: Tensor
-    limit: int
-    shift: int
-    noise_shift: int
-    seed: int
-    step: int
-    stream: int
+    limits: VoteLimits
+    draw: tuple[int, int, int]
+
+    def keys(self, use: int, count: int) -> tuple[int, int]:
+        """The hash's keys for this use and so many elements."""
+        seed, step, stream = self.draw
+        return keys(seed, step, stream + use, count)
 
     @property
     def kind(self) -> int:
@@ -81,55 +82,29 @@ class Target:
         return self.shape.out_features if self.names is None else self.names.shape[0]
 
 
-def target_of(
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-    names: Tensor | None = None,
-) -> Target:
+def target_of(scale: Tensor | None, state: VoteState, names: Tensor | None = None) -> Target:
+    shape, packed = state.shape, state.weight
     check_shape(shape)
     device, rows, columns = packed.device, shape.out_features, shape.in_features
     held = readable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
-    stored = writable(votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
-    learned = exponent_votes
+    stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
+    learned = state.exponent_votes
     if learned is not None:
         learned = writable(learned, "exponent_votes", torch.int8, (rows, shape.groups if columns else 0), device)
-    sums = writable(stats, "stats", torch.float32, (1 + rows + columns,), device)
+    sums = writable(state.stats, "stats", torch.float32, (1 + rows + columns,), device)
     unit = None if scale is None else readable(scale.reshape(1), "scale", torch.float32, (1,), device)
     return Target(shape, words(held), held_votes(stored, shape), learned, sums, unit, names)
 
 
-def scaled_of(
-    target: Target,
-    integer: bool,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    limit: int,
-    shift: int,
-    *draw: int,
-    noise_shift: int,
-) -> Scaled:
-    require(1 <= limit <= MAX_VOTE_LIMIT, f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {limit}")
-    require(0 <= shift <= 31, f"exponent_shift must be in 0..31, got {shift}")
-    require(0 <= noise_shift <= MAX_NOISE_SHIFT, f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {noise_shift}")
+def scaled_of(target: Target, gradient: Tensor, state: VoteState) -> Scaled:
+    limits = state.check_scaling(target.scale is not None and gradient.dtype is torch.int8)
+    magnitudes, vote_scale = state.scaling
     shape, device = target.shape, target.words.device
     size = (shape.out_features + shape.in_features,)
-    shifts = vote_scale.dtype is torch.int32
-    require(
-        not shifts or (integer and target.scale is not None),
-        "votes by shifts (an int32 vote_scale) need an int8 gradient and its scale",
-    )
-    require(
-        not shifts or noise_shift == 0,
-        "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0",
-    )
-    factors = readable(vote_scale, "vote_scale", torch.int32 if shifts else torch.float32, size, device)
+    kind = torch.int32 if vote_scale.dtype is torch.int32 else torch.float32
+    factors = readable(vote_scale, "vote_scale", kind, size, device)
     sums = writable(magnitudes, "magnitudes", torch.float32, size, device)
-    seed, step, stream = draw
-    return Scaled(sums, factors, limit, shift, noise_shift, seed, step, stream)
+    return Scaled(sums, factors, limits, state.draw())
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
@@ -198,8 +173,7 @@ def launch(
     scale = torch.ones(1, device=device) if target.scale is None else target.scale
     draw = (0, 0)
     if scaled is not None:
-        stream = scaled.stream + USE_VOTE_ROUNDING
-        draw = keys(scaled.seed, scaled.step, stream, shape.out_features * columns)
+        draw = scaled.keys(USE_VOTE_ROUNDING, shape.out_features * columns)
     kernel = lane.kernel(
         programs.cast, rule, tiles, N=shape.out_features, K=columns, G=min(shape.group_size, max(columns, 1))
     )
@@ -220,8 +194,8 @@ def launch(
         column_sizes,
         faults,
         shape.group_size,
-        0 if scaled is None else scaled.limit,
-        0 if scaled is None else scaled.noise_shift,
+        0 if scaled is None else scaled.limits.vote_limit,
+        0 if scaled is None else scaled.limits.noise_shift,
         *draw,
         programs.SIGN if scaled is None else scaled.kind,
     )
@@ -262,9 +236,8 @@ def settle(lane: Lane, scores: Tensor, target: Target, scaled: Scaled | None) ->
         return
     draw, shift = (0, 0), 0
     if scaled is not None:
-        shift = scaled.shift
-        stream = scaled.stream + USE_EXPONENT_ROUNDING
-        draw = keys(scaled.seed, scaled.step, stream, target.exponent_votes.numel())
+        shift = scaled.limits.exponent_shift
+        draw = scaled.keys(USE_EXPONENT_ROUNDING, target.exponent_votes.numel())
     names = scores.new_empty(0, dtype=torch.int64) if target.names is None else target.names
     options = scaled is not None, target.names is not None
     kernel = lane.kernel(programs.settle, *map(lane.option, options))
@@ -287,41 +260,12 @@ def _cast_product(grad_MN: Tensor, x_MK: Tensor, target: Target, scaled: Scaled 
     settle(lane, scores, target, scaled)
 
 
-def cast_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's sign votes; mutates ``votes``, ``exponent_votes`` and ``stats``."""
-    _cast_product(grad_MN, x_MK, target_of(scale, packed, votes, exponent_votes, stats, shape), None)
+    _cast_product(grad_MN, x_MK, target_of(scale, state), None)
 
 
-def cast_scaled_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
-    target = target_of(scale, packed, votes, exponent_votes, stats, shape)
-    integer = grad_MN.dtype is torch.int8
-    rest = (vote_scale, vote_limit, exponent_shift, seed, step, stream)
-    _cast_product(grad_MN, x_MK, target, scaled_of(target, integer, magnitudes, *rest, noise_shift=noise_shift))
+    target = target_of(scale, state)
+    _cast_product(grad_MN, x_MK, target, scaled_of(target, grad_MN, state))

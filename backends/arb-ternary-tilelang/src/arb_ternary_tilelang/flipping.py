@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
 from arb_ternary_tilelang.kernels import flips as programs
@@ -27,15 +27,9 @@ def kernels() -> dict[str, Callable[..., object]]:
 
 
 def _flip(
-    packed: Tensor,
-    votes: Tensor,
-    threshold: int,
-    rate: int,
-    scaled: bool,
-    carry: bool,
-    draw: tuple[int, int],
-    shape: WeightShape,
+    state: VoteState, threshold: int, rate: int, *, scaled: bool, carry: bool = False, draw: tuple[int, int] = (0, 0)
 ) -> Tensor:
+    shape, packed = state.shape, state.weight
     check_shape(shape)
     require(
         1 <= threshold <= shape.largest_vote,
@@ -44,7 +38,7 @@ def _flip(
     device, rows, columns = packed.device, shape.out_features, shape.in_features
     lane = lane_of(device)
     held = writable(packed, "packed", torch.uint8, (rows, packed_bytes(columns)), device)
-    stored = writable(votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
+    stored = writable(state.votes, "votes", vote_dtype(shape.vote_bits), stored_size(shape), device)
     if not held.numel():
         return torch.zeros((), dtype=torch.int64, device=device)
     blocks = -(-words(held).shape[1] // lane.width)
@@ -55,33 +49,23 @@ def _flip(
     return moved.sum(dtype=torch.int64)
 
 
-def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
-    """Flips of sign votes and a leak; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
+def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
+    """Flips of sign votes and a leak; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
     require(leak >= 0, f"leak must not be negative, got {leak}")
-    return _flip(packed, votes, threshold, min(leak, 128), False, False, (0, 0), shape)
+    return _flip(state, threshold, min(leak, 128), scaled=False)
 
 
-def apply_scaled_votes(
-    packed: Tensor,
-    votes: Tensor,
-    threshold: int,
-    decay: int,
-    carry: bool,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-) -> Tensor:
-    """Flips of scaled votes, then their decay; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
+def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
+    """Flips of scaled votes, then their decay; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
     require(0 <= decay <= 65536, f"decay must be in 0..65536, got {decay}")
-    draw = keys(seed, step, stream + USE_DECAY, shape.out_features * shape.in_features)
-    return _flip(packed, votes, threshold, decay, True, bool(carry), draw, shape)
+    seed, step, stream = state.draw()
+    draw = keys(seed, step, stream + USE_DECAY, state.sizes[0] * state.sizes[1])
+    return _flip(state, threshold, decay, scaled=True, carry=bool(carry), draw=draw)
 
 
-def apply_exponent_votes(
-    exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
-) -> Tensor:
+def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
     """Exponents move within their band; mutates ``exponent``, ``exponent_votes``; int64 scalar: those that changed."""
+    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     require(1 <= threshold <= 127, f"threshold must be in 1..127, got {threshold}")
     require(band >= 0 and leak >= 0, f"band and leak must not be negative, got {band} and {leak}")
     device, size = exponent.device, tuple(exponent.shape)

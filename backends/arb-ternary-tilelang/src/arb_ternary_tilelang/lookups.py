@@ -11,8 +11,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.reference_votes import count_correlation_
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_tilelang.arguments import FLOATS, readable, require
 from arb_ternary_tilelang.casting import Scaled, Target, launch, scaled_of, served, settle, target_of
 from arb_ternary_tilelang.kernels import votes as programs
@@ -62,54 +62,23 @@ def _cast_lookup(lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scale
     return scores
 
 
-def embedding_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
-    """Sign votes of the looked-up rows; mutates all of ``votes`` to ``stats``."""
-    lookup = _lookup(ids_M, shape.out_features)
-    target = target_of(scale, packed, votes, exponent_votes, stats, shape, lookup.names)
-    if 0 in (ids_M.numel(), shape.in_features):
+def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    """Sign votes of the looked-up rows; mutates what the reference mutates."""
+    lookup = _lookup(ids_M, state.sizes[0])
+    target = target_of(scale, state, lookup.names)
+    if 0 in (ids_M.numel(), state.sizes[1]):
         return
-    correlated = correlation is not None and steps is not None
-    scores = _cast_lookup(lookup, grad_MK, target, None, correlated or exponent_votes is not None)
-    if correlation is not None and steps is not None:
-        count_correlation_(correlation, steps, lookup.names, scores)
+    correlated = state.correlation is not None and state.steps is not None
+    scores = _cast_lookup(lookup, grad_MK, target, None, correlated or state.exponent_votes is not None)
+    if state.correlation is not None and state.steps is not None:
+        count_correlation_(state.correlation, state.steps, lookup.names, scores)
 
 
-def embedding_scaled_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Scaled votes of the looked-up rows; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
-    lookup = _lookup(ids_M, shape.out_features)
-    target = target_of(scale, packed, votes, exponent_votes, stats, shape, lookup.names)
-    integer = grad_MK.dtype is torch.int8
-    rest = (vote_scale, vote_limit, exponent_shift, seed, step, stream)
-    scaled = scaled_of(target, integer, magnitudes, *rest, noise_shift=noise_shift)
-    if 0 in (ids_M.numel(), shape.in_features):
+    lookup = _lookup(ids_M, state.sizes[0])
+    target = target_of(scale, state, lookup.names)
+    scaled = scaled_of(target, grad_MK, state)
+    if 0 in (ids_M.numel(), state.sizes[1]):
         return
-    _cast_lookup(lookup, grad_MK, target, scaled, exponent_votes is not None)
+    _cast_lookup(lookup, grad_MK, target, scaled, state.exponent_votes is not None)

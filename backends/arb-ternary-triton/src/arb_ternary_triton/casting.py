@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_triton.arguments import check_float, check_mutable, check_packed, check_readable
 from arb_ternary_triton.kernels.casting import (
@@ -34,59 +33,29 @@ _INT32_TERMS: Final = (2**31 - 1) // 127**2
 _SIGNS, _FACTORS, _SHIFTS = 0, 1, 2
 
 
-@frozen
-class _Rule:
-    """Scaled votes: factors or shifts, limits, and where magnitudes go."""
-
-    magnitudes: Tensor
-    vote_scale: Tensor
-    limit: int
-    exponent_shift: int
-    noise_shift: int
-    words: tuple[int, int, int]
-
-    @property
-    def mode(self) -> int:
-        return _SHIFTS if self.vote_scale.dtype is torch.int32 else _FACTORS
-
-
 class _Cast:
     """One call: arguments checked, working memory, and what follows the tiles."""
 
-    def __init__(
-        self,
-        scale: Tensor | None,
-        packed: Tensor,
-        votes: Tensor,
-        exponent_votes: Tensor | None,
-        stats: Tensor,
-        rule: _Rule | None,
-        shape: WeightShape,
-        *,
-        integer: bool,
-        scored: bool,
-    ) -> None:
+    def __init__(self, scale: Tensor | None, state: VoteState, *, integer: bool, scaled: bool) -> None:
+        shape = state.shape
         rows, columns = shape.out_features, shape.in_features
-        self.shape, self.rule = shape, rule
-        self.packed = check_packed(packed, shape)
-        check_mutable(votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape))
-        check_mutable(stats, "stats", torch.float32, (1 + rows + columns,))
-        if exponent_votes is not None:
-            check_mutable(exponent_votes, "exponent_votes", torch.int8, (rows, shape.groups))
+        self.shape, self.state, self.integer = shape, state, integer
+        self.packed = check_packed(state.weight, shape)
+        check_mutable(state.votes, "votes", torch.int8 if shape.vote_bits == 8 else torch.uint8, vote_size(shape))
+        check_mutable(state.stats, "stats", torch.float32, (1 + rows + columns,))
+        if state.exponent_votes is not None:
+            check_mutable(state.exponent_votes, "exponent_votes", torch.int8, (rows, shape.groups))
+        self.scored = state.exponent_votes is not None or (state.correlation is not None and not scaled)
         self.scale = None if scale is None else check_readable(scale, "scale", torch.float32, ())
-        self.votes, self.exponent_votes, self.stats = votes, exponent_votes, stats
-        self.mode = _SIGNS if rule is None else rule.mode
-        self.integer = integer
-        self.scored = scored
-        if rule is not None:
-            if self.mode == _SHIFTS and (scale is None or not integer):
-                raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
-            if self.mode == _SHIFTS and rule.noise_shift:
-                raise ValueError(
-                    "votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0"
-                )
-            check_mutable(rule.magnitudes, "magnitudes", torch.float32, (rows + columns,))
-            check_readable(rule.vote_scale, "vote_scale", (torch.float32, torch.int32), (rows + columns,))
+        self.limits, self.words, self.mode = VoteLimits(0), None, _SIGNS
+        self.magnitudes = self.vote_scale = None
+        if scaled:
+            self.limits, self.words = state.check_scaling(integer and scale is not None), state.draw()
+            self.magnitudes, vote_scale = state.scaling
+            self.mode = _SHIFTS if vote_scale.dtype is torch.int32 else _FACTORS
+            check_mutable(self.magnitudes, "magnitudes", torch.float32, (rows + columns,))
+            kinds = (torch.float32, torch.int32)
+            self.vote_scale = check_readable(vote_scale, "vote_scale", kinds, (rows + columns,))
 
     def prepare(self, held: int, tile: Tile) -> tuple[int, int]:
         """Allocate for ``held`` rows that are voted on; returns the grid."""
@@ -108,9 +77,9 @@ class _Cast:
         return rows, columns
 
     def _keys(self, use: int, count: int) -> tuple[int, int, bool]:
-        if self.rule is None:
+        if self.words is None:
             return 0, 0, False
-        seed, step, stream = self.rule.words
+        seed, step, stream = self.words
         return hash_keys(seed, step, stream + use, count)
 
     def run(
@@ -118,7 +87,6 @@ class _Cast:
     ) -> None:
         """Start the kernel that casts; ``operands`` and ``sizes`` are its own, the rest is common to all."""
         shape = self.shape
-        rule = self.rule
         *keys, wide = self._keys(USE_VOTE_ROUNDING, shape.out_features * shape.in_features)
         launch(
             kernel,
@@ -126,26 +94,26 @@ class _Cast:
             *operands,
             self.squares if self.scale is None else self.scale,
             self.packed,
-            self.votes,
+            self.state.votes,
             self.score,
             self.bad,
             self.squares,
             self.sizes,
-            self.squares if rule is None else rule.vote_scale,
+            self.squares if self.vote_scale is None else self.vote_scale,
             *sizes,
             shape.out_features,
             shape.in_features,
             self.packed.shape[1],
-            self.votes.shape[1],
+            self.state.votes.shape[1],
             self.units,
-            0 if rule is None else rule.limit,
-            0 if rule is None else rule.noise_shift,
+            self.limits.vote_limit,
+            self.limits.noise_shift,
             *keys,
             MODE=self.mode,
             INT8=self.integer,
             BITS=shape.vote_bits,
             LARGEST=shape.largest_vote,
-            SMALLEST=shape.smallest_vote if rule is None else -shape.largest_vote,
+            SMALLEST=-shape.largest_vote if self.mode else shape.smallest_vote,
             UNIT=self.unit if self.scored else 0,
             HAS_SCALE=self.scale is not None,
             WIDE=wide,
@@ -154,27 +122,27 @@ class _Cast:
 
     def settle(self, row_of: Tensor | None) -> None:
         """Add what the tiles left behind to statistics, magnitudes and the votes of the exponents."""
-        shape, rule = self.shape, self.rule
-        self.stats[0] += self.bad
-        self._settle_sums(self.squares, self.stats[1:], row_of, square=True)
-        if rule is not None:
-            self._settle_sums(self.sizes, rule.magnitudes, row_of, square=False)
-        if self.exponent_votes is not None:
+        shape, state = self.shape, self.state
+        state.stats[0] += self.bad
+        self._settle_sums(self.squares, state.stats[1:], row_of, square=True)
+        if self.magnitudes is not None:
+            self._settle_sums(self.sizes, self.magnitudes, row_of, square=False)
+        if state.exponent_votes is not None:
             *keys, wide = self._keys(USE_EXPONENT_ROUNDING, shape.out_features * shape.groups)
             chunk = _chunk(self.held * shape.groups)
             launch(
                 settle_exponents_kernel,
                 (cdiv(self.held * shape.groups, chunk),),
                 self.score,
-                self.exponent_votes,
+                state.exponent_votes,
                 self.score if row_of is None else row_of,
                 self.held,
                 shape.groups,
                 self.units,
-                0 if rule is None else rule.exponent_shift,
+                self.limits.exponent_shift,
                 *keys,
                 INDEXED=row_of is not None,
-                SCALED=rule is not None,
+                SCALED=self.mode != _SIGNS,
                 WIDE=wide,
                 A_GROUP=self.units_a_group,
                 CHUNK=chunk,
@@ -240,8 +208,8 @@ def _float_operands(
     return grad, check_float(x_MK.to(grad.dtype), "x", x_size)
 
 
-def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast, correlation: Tensor | None, steps: Tensor | None) -> None:
-    shape = cast.shape
+def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
+    shape, correlation, steps = cast.shape, cast.state.correlation, cast.state.steps
     terms, columns = ids_M.numel(), shape.in_features
     ids = check_readable(ids_M, "ids", torch.int64, (terms,))
     size = (terms, columns)
@@ -264,7 +232,7 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast, correlation: Tenso
         warps=tile.warps,
     )
     cast.settle(distinct)
-    if correlation is not None and steps is not None:
+    if correlation is not None and steps is not None and not cast.mode:
         check_mutable(correlation, "correlation", torch.int16, (shape.out_features, shape.groups))
         check_mutable(steps, "steps", torch.int32, (shape.out_features, shape.groups))
         chunk = _chunk(held * shape.groups)
@@ -283,90 +251,26 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast, correlation: Tenso
         )
 
 
-def cast_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def _cast(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState, scaled: bool) -> None:
+    integer = grad_MN.dtype is torch.int8 and x_MK.dtype is torch.int8
+    _cast_product(grad_MN, x_MK, _Cast(scale, state, integer=integer, scaled=scaled))
+
+
+def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's votes ``sign(grad_y.T @ x)``; mutates ``votes``, ``exponent_votes`` and ``stats``."""
-    integer = grad_MN.dtype is torch.int8 and x_MK.dtype is torch.int8
-    scored = exponent_votes is not None
-    held = (scale, packed, votes, exponent_votes, stats)
-    _cast_product(grad_MN, x_MK, _Cast(*held, None, shape, integer=integer, scored=scored))
+    _cast(grad_MN, x_MK, scale, state, False)
 
 
-def cast_scaled_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's scaled votes; mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``."""
-    integer = grad_MN.dtype is torch.int8 and x_MK.dtype is torch.int8
-    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, noise_shift, (seed, step, stream))
-    held = (scale, packed, votes, exponent_votes, stats)
-    _cast_product(grad_MN, x_MK, _Cast(*held, rule, shape, integer=integer, scored=exponent_votes is not None))
+    _cast(grad_MN, x_MK, scale, state, True)
 
 
-def embedding_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay bit-identical."""
-    scored = exponent_votes is not None or correlation is not None
-    held = (scale, packed, votes, exponent_votes, stats)
-    cast = _Cast(*held, None, shape, integer=grad_MK.dtype is torch.int8, scored=scored)
-    _cast_lookup(ids_M, grad_MK, cast, correlation, steps)
+    _cast_lookup(ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=False))
 
 
-def embedding_scaled_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`."""
-    rule = _Rule(magnitudes, vote_scale.contiguous(), vote_limit, exponent_shift, noise_shift, (seed, step, stream))
-    held = (scale, packed, votes, exponent_votes, stats)
-    scored = exponent_votes is not None
-    cast = _Cast(*held, rule, shape, integer=grad_MK.dtype is torch.int8, scored=scored)
-    _cast_lookup(ids_M, grad_MK, cast, None, None)
+    _cast_lookup(ids_M, grad_MK, _Cast(scale, state, integer=grad_MK.dtype is torch.int8, scaled=True))

@@ -21,6 +21,7 @@ from attrs import asdict, frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary_triton import casting, flips, layout, products, rows
 from arb_ternary_triton.arguments import packed_columns
 from arb_ternary_triton.gpu import KNOWN
@@ -85,6 +86,16 @@ def _weight(shape: WeightShape) -> tuple[Tensor, Tensor]:
     return packed, torch.full((shape.out_features, shape.groups), -6, dtype=torch.int8)
 
 
+def _state(shape: WeightShape, scaled: torch.dtype | None = None, **others: Tensor) -> VoteState:
+    """The state of such a weight, with a ``vote_scale`` of the dtype ``scaled``."""
+    size = shape.out_features + shape.in_features
+    if scaled is not None:
+        others |= {"magnitudes": torch.zeros(size), "vote_scale": torch.zeros(size, dtype=scaled)}
+    votes = layout.pack_votes(torch.zeros((shape.out_features, shape.in_features), dtype=torch.int8), shape.vote_bits)
+    limits = torch.tensor(VoteLimits(1024, 2))
+    return new_state(shape, *_weight(shape), votes, "triton", limits=limits, **others)
+
+
 def _linear(terms: int, dtype: torch.dtype, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
         packed, exponent = _weight(shape)
@@ -109,47 +120,33 @@ def _votes(
     terms: int, dtype: torch.dtype, scaled: torch.dtype | None, shape: WeightShape = _SHAPE
 ) -> Callable[[], object]:
     def run() -> object:
-        packed, exponent = _weight(shape)
         rows, columns = shape.out_features, shape.in_features
         operands = torch.zeros((terms, rows), dtype=dtype), torch.zeros((terms, columns), dtype=dtype)
         scale = torch.ones(()) if dtype is torch.int8 else None
-        votes, stats = torch.zeros((rows, columns), dtype=torch.int8), torch.zeros(1 + rows + columns)
-        common = (scale, packed, votes, torch.zeros_like(exponent), stats)
-        if scaled is None:
-            casting.cast_votes(*operands, *common, shape)
-        else:
-            magnitudes, factors = torch.zeros(rows + columns), torch.zeros(rows + columns, dtype=scaled)
-            casting.cast_scaled_votes(*operands, *common, magnitudes, factors, 1024, 2, 1, 2, 3, shape)
-        return votes
+        cast = casting.cast_votes if scaled is None else casting.cast_scaled_votes
+        return cast(*operands, scale, _state(shape, scaled))
 
     return run
 
 
 def _flips(scaled: bool, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
-        packed, _ = _weight(shape)
-        votes = torch.zeros((shape.out_features, shape.in_features), dtype=torch.int8)
-        if scaled:
-            return flips.apply_scaled_votes(packed, votes, 32, 256, True, 1, 2, 3, shape)
-        return flips.apply_votes(packed, votes, 32, 0, shape)
+        state = _state(shape)
+        return flips.apply_scaled_votes(state, 32, 256, True) if scaled else flips.apply_votes(state, 32, 0)
 
     return run
 
 
 def _lookup(scaled: bool, terms: int = 64, shape: WeightShape = _SHAPE) -> Callable[[], object]:
     def run() -> object:
-        packed, exponent = _weight(shape)
-        rows, columns = shape.out_features, shape.in_features
-        ids, grad = torch.arange(terms) % rows, torch.zeros((terms, columns), dtype=torch.int8)
-        unit, votes = torch.ones(()), torch.zeros((rows, columns), dtype=torch.int8)
-        held = (unit, packed, votes, torch.zeros_like(exponent))
-        stats, wide = torch.zeros(1 + rows + columns), torch.zeros((rows, shape.groups), dtype=torch.int32)
+        ids, grad = torch.arange(terms) % shape.out_features, torch.zeros((terms, shape.in_features), dtype=torch.int8)
+        wide = torch.zeros((shape.out_features, shape.groups), dtype=torch.int32)
         if scaled:
-            sums, factors = torch.zeros(rows + columns), torch.ones(rows + columns)
-            casting.embedding_scaled_votes(ids, grad, *held, stats, sums, factors, 1024, 2, 1, 2, 3, shape)
+            casting.embedding_scaled_votes(ids, grad, torch.ones(()), _state(shape, torch.float32))
         else:
-            casting.embedding_votes(ids, grad, *held, wide.to(torch.int16), wide, stats, shape)
-        return products.embedding(ids, packed, exponent, shape, torch.bfloat16)
+            state = _state(shape, correlation=wide.to(torch.int16), steps=wide)
+            casting.embedding_votes(ids, grad, torch.ones(()), state)
+        return products.embedding(ids, *_weight(shape), shape, torch.bfloat16)
 
     return run
 
@@ -172,13 +169,10 @@ def _narrow(bits: int) -> Callable[[], object]:
 
     def run() -> object:
         shape = WeightShape(_SIZE, _SIZE, 32, bits)
-        packed, exponent = _weight(shape)
-        votes = layout.pack_votes(torch.zeros((_SIZE, _SIZE), dtype=torch.int8), bits)
-        operands = torch.zeros((64, _SIZE)), torch.zeros((64, _SIZE))
-        stats = torch.zeros(1 + 2 * _SIZE)
-        casting.cast_votes(*operands, None, packed, votes, torch.zeros_like(exponent), stats, shape)
-        flips.apply_votes(packed, votes, 1, 1, shape)
-        return layout.unpack_votes(votes, shape)
+        state = _state(shape)
+        casting.cast_votes(torch.zeros((64, _SIZE)), torch.zeros((64, _SIZE)), None, state)
+        flips.apply_votes(state, 1, 1)
+        return layout.unpack_votes(state.votes, shape)
 
     return run
 
@@ -186,8 +180,7 @@ def _narrow(bits: int) -> Callable[[], object]:
 def _small() -> object:
     """What visits every element once."""
     packed = layout.pack(torch.zeros((_SIZE, _SIZE), dtype=torch.int8))
-    exponent = torch.zeros((_SIZE, _SHAPE.groups), dtype=torch.int8)
-    flips.apply_exponent_votes(exponent, exponent.clone(), exponent[:1, :1], 32, 2, 1)
+    flips.apply_exponent_votes(_state(_SHAPE), 32, 2, 1)
     rows.quantize_gradient(torch.zeros((64, _SIZE), dtype=torch.bfloat16), 1, 2, 3)
     return layout.unpack(packed, _SHAPE)
 

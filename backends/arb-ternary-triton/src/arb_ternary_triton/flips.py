@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
 from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
@@ -18,16 +18,15 @@ __all__ = ["apply_exponent_votes", "apply_scaled_votes", "apply_votes"]
 
 
 def _flip(
-    packed: Tensor,
-    votes: Tensor,
+    state: VoteState,
     threshold: int,
-    shape: WeightShape,
     *,
     leak: int = 0,
     decay: int = 0,
     carry: bool = False,
     keys: tuple[int, int, bool] = (0, 0, False),
 ) -> Tensor:
+    shape, packed, votes = state.shape, state.weight, state.votes
     check_shape(shape)
     rows, columns = shape.out_features, shape.in_features
     check_mutable(packed, "packed", torch.uint8, (rows, packed_columns(columns)))
@@ -60,33 +59,23 @@ def _flip(
     return flips
 
 
-def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
-    """Turn crossings into flips; mutates ``packed`` and ``votes``; int64 scalar: trits that changed."""
-    return _flip(packed, votes, threshold, shape, leak=leak)
+def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
+    """Turn crossings into flips; mutates ``weight`` and ``votes``; int64 scalar: trits that changed."""
+    return _flip(state, threshold, leak=leak)
 
 
-def apply_scaled_votes(
-    packed: Tensor,
-    votes: Tensor,
-    threshold: int,
-    decay: int,
-    carry: bool,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-) -> Tensor:
-    """Flips with or without carry, then decay by the counter hash; mutates ``packed`` and ``votes``."""
+def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
+    """Flips with or without carry, then decay by the counter hash; mutates ``weight`` and ``votes``."""
     keys = (0, 0, False)
     if decay:
-        keys = hash_keys(seed, step, stream + USE_DECAY, shape.out_features * shape.in_features)
-    return _flip(packed, votes, threshold, shape, decay=decay, carry=carry, keys=keys)
+        seed, step, stream = state.draw()
+        keys = hash_keys(seed, step, stream + USE_DECAY, state.sizes[0] * state.sizes[1])
+    return _flip(state, threshold, decay=decay, carry=carry, keys=keys)
 
 
-def apply_exponent_votes(
-    exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
-) -> Tensor:
+def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
     """Move exponents by one step within their band; mutates both; int64 scalar: exponents that changed."""
+    exponent, exponent_votes, origin = state.exponent, state.learned, state.origin
     rows, groups = exponent.shape
     check_mutable(exponent, "exponent", torch.int8, (rows, groups))
     check_mutable(exponent_votes, "exponent_votes", torch.int8, (rows, groups))

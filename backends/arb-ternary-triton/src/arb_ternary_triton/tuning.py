@@ -12,6 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteLimits, new_state
 from arb_ternary_triton.arguments import packed_columns
 from arb_ternary_triton.choice import forced
 from arb_ternary_triton.entries import Entry, Kind, kind_name
@@ -91,12 +92,15 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     if kernel == "grad_input":
         return lambda: products.linear_grad_input(grad, unit, packed, exponent, shape, torch.bfloat16)
     votes = torch.zeros((outputs, columns), dtype=torch.int8, device=device)
-    stats = torch.zeros(1 + outputs + columns, device=device)
-    held = (grad, x, unit, packed, votes, torch.zeros_like(exponent), stats)
+    state = new_state(shape, packed, exponent, votes, "triton")
     if operands != "shifts":
-        return lambda: casting.cast_votes(*held, shape)
-    magnitudes, shifts = torch.zeros_like(stats[1:]), torch.ones_like(stats[1:], dtype=torch.int32)
-    return lambda: casting.cast_scaled_votes(*held, magnitudes, shifts, 1024, 2, 1, 2, 3, shape)
+        return lambda: casting.cast_votes(grad, x, unit, state)
+    magnitudes = torch.zeros_like(state.stats[1:])
+    limits = torch.tensor(VoteLimits(1024, 2), device=device)
+    state = state._replace(
+        magnitudes=magnitudes, vote_scale=torch.ones_like(magnitudes, dtype=torch.int32), limits=limits
+    )
+    return lambda: casting.cast_scaled_votes(grad, x, unit, state)
 
 
 def tune(kind: Kind, bucket: Bucket, gpu: Gpu, device: torch.device, table: UserTable) -> Measured | None:

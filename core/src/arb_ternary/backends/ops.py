@@ -1,39 +1,26 @@
 """The ops: schemas, fake (meta) implementations and autograd, once for every backend.
 
 Namespace ``arb_ternary::``. The backend's name is a constant string argument, so ``torch.compile(fullgraph=True)``
-makes one graph without a break, and switching the backend recompiles. An op mutates exactly what its schema says.
+makes one graph without a break, and switching the backend recompiles. An op mutates exactly what its schema says. A
+``state`` is listed in the schema field by field (:class:`~arb_ternary.backends.vote_state.VoteState`).
 
-Weight arguments: ``packed`` (uint8, the layout of ``backend``), ``exponent`` (int8 ``[N, J]``) and the integers
-``N, K, G`` and ``vote_bits``. Vote arguments: ``votes``, ``exponent_votes`` (None: the exponents do not learn),
-``stats`` (float32 ``[1 + N + K]``) and ``control`` (int64, see :mod:`arb_ternary.counters.control`).
-
-Arguments of scaled votes: ``magnitudes`` (float32 ``[N + K]``), ``vote_scale`` (``[N + K]``, float32 factors or int32
-shifts) and ``vote_limits`` (int64 ``[3]``: the largest vote in 256ths, the shift of the exponents' votes, and that of
-the noise). With ``vote_scale`` None backward casts sign votes. The limits are a tensor, so that a schedule that changes
-them recompiles nothing.
-
-``anchor`` is an empty tensor that requires grad. Integer weights cannot carry a graph; without it, the first ternary
-layer of a pure model would see no input that requires grad and would never be asked to vote.
+``anchor`` is an empty tensor that requires grad, or None where backward casts no votes. Integer weights cannot carry a
+graph; without it, the first ternary layer of a pure model would see no input that requires grad and would never be
+asked to vote.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.dispatch import kernel, vote_kernel
 from arb_ternary.backends.registration import op
-from arb_ternary.backends.vote_ops import (
-    cast_bias_votes,
-    cast_embedding_scaled_votes,
-    cast_embedding_votes,
-    cast_scaled_votes,
-    cast_votes,
-    quantize_gradient,
-)
+from arb_ternary.backends.vote_state import VoteState, weight_shape
+from arb_ternary.counters.control import MICRO, hash_words
 from arb_ternary.counters.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES
 
 __all__ = [
@@ -41,9 +28,7 @@ __all__ = [
     "GRADIENT_MODES",
     "bias",
     "cast_bias_votes",
-    "cast_embedding_scaled_votes",
     "cast_embedding_votes",
-    "cast_scaled_votes",
     "cast_votes",
     "embedding",
     "linear",
@@ -60,63 +45,88 @@ def _check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-# --- linear ----------------------------------------------------------------------------------------------------------
+def _nothing(*_arguments: object) -> None:
+    """The fake of an op that changes its arguments and returns nothing."""
+
+
+# --- backward's own ops ----------------------------------------------------------------------------------------------
+
+
+@op()
+def quantize_gradient(grad: Tensor, control: Tensor, use: int, backend: str) -> tuple[Tensor, Tensor]:
+    """Stochastically rounded int8 gradient ``[M, N]`` and its power-of-two scale (float32 scalar)."""
+    seed, step, stream = hash_words(control)
+    q, scale = kernel(backend, "quantize_gradient")(grad, seed, step, stream + use)
+    return q, scale
+
+
+@quantize_gradient.register_fake
+def _(grad: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(grad, dtype=torch.int8), grad.new_empty((), dtype=torch.float32)
 
 
 @op()
 def linear_grad_input(
     grad: Tensor,
     scale: Tensor | None,
-    packed: Tensor,
+    weight: Tensor,
     exponent: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
+    sizes: Sequence[int],
     dtype: torch.dtype,
     backend: str,
 ) -> Tensor:
     """``grad [M, N] @ W``: ``[M, K]`` in ``dtype``."""
-    shape = WeightShape(out_features, in_features, group_size)
-    result: Tensor = kernel(backend, "linear_grad_input")(grad, scale, packed, exponent, shape, dtype)
+    result: Tensor = kernel(backend, "linear_grad_input")(grad, scale, weight, exponent, weight_shape(*sizes), dtype)
     return result
 
 
 @linear_grad_input.register_fake
 def _(
-    grad: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    dtype: torch.dtype,
-    backend: str,
+    grad: Tensor, scale: object, weight: object, exponent: object, sizes: Sequence[int], dtype: torch.dtype, *_: object
 ) -> Tensor:
-    return grad.new_empty((grad.shape[0], in_features), dtype=dtype)
+    return grad.new_empty((grad.shape[0], sizes[1]), dtype=dtype)
+
+
+@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control"))
+def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in ``control``.
+
+    They are scaled votes where the state has a ``vote_scale``, else sign votes.
+    """
+    _check(grad.shape == (x.shape[0], state.sizes[0]), f"grad must be [M, N], got {tuple(grad.shape)}")
+    vote_kernel(state, "cast_votes", "cast_scaled_votes")(grad, x, scale, state)
+    state.control[MICRO] += 1
+
+
+cast_votes.register_fake(_nothing)
+
+
+@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "correlation", "steps", "control"))
+def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`."""
+    vote_kernel(state, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, state)
+    state.control[MICRO] += 1
+
+
+cast_embedding_votes.register_fake(_nothing)
+
+
+@op(mutates_args=("votes",))
+def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
+    """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
+    s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
+    votes.copy_((votes.to(torch.int16) - s).clamp_(-128, 127))
+
+
+cast_bias_votes.register_fake(_nothing)
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
 
 
 @op()
 def linear(
-    x: Tensor,
-    anchor: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    bias: Tensor | None,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor | None,
-    vote_scale: Tensor | None,
-    vote_limits: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    vote_bits: int,
-    activations: str,
-    gradients: str,
-    backend: str,
+    x: Tensor, anchor: Tensor | None, bias: Tensor | None, state: VoteState, activations: str, gradients: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``x [M, K] @ W.T + bias``.
 
@@ -126,85 +136,63 @@ def linear(
         ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the quantised rows and their scales (kept for backward
         instead of ``x``: a quarter of its bytes), else two empty tensors.
     """
-    _check(x.dim() == 2 and x.shape[1] == in_features, f"x must be [M, {in_features}], got {tuple(x.shape)}")
+    shape = state.shape
+    _check(x.dim() == 2 and x.shape[1] == shape.in_features, f"x must be [M, {shape.in_features}], got {[*x.shape]}")
     _check(x.is_floating_point(), f"x must be a float tensor, got {x.dtype}")
-    shape = WeightShape(out_features, in_features, group_size)
-    run = kernel(backend, "linear")
+    run = kernel(state.backend, "linear")
     if activations == "int8":
-        q, scale = kernel(backend, "quantize_rows")(x)
-        return run(q, scale, packed, exponent, bias, shape, x.dtype), q, scale
-    y = run(x, None, packed, exponent, bias, shape, x.dtype)
+        q, scale = kernel(state.backend, "quantize_rows")(x)
+        return run(q, scale, state.weight, state.exponent, bias, shape, x.dtype), q, scale
+    y = run(x, None, state.weight, state.exponent, bias, shape, x.dtype)
     return y, x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
 
 
 @linear.register_fake
-def _(
+def _(x: Tensor, anchor: object, bias: object, state: VoteState, activations: str, *_: object) -> tuple[Tensor, ...]:
+    kept = x.shape if activations == "int8" else (0,)
+    y = x.new_empty((x.shape[0], state.sizes[0]))
+    return y, x.new_empty(kept, dtype=torch.int8), x.new_empty(kept[:1], dtype=torch.float32)
+
+
+def _linear_setup(
+    ctx: Any,
+    output: tuple[Tensor, Tensor, Tensor],
     x: Tensor,
     anchor: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
     bias: Tensor | None,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor | None,
-    vote_scale: Tensor | None,
-    vote_limits: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    vote_bits: int,
+    state: VoteState,
     activations: str,
     gradients: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = x.shape[0]
-    y = x.new_empty((rows, out_features))
-    if activations == "int8":
-        return y, x.new_empty((rows, in_features), dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
-    return y, x.new_empty(0, dtype=torch.int8), x.new_empty(0, dtype=torch.float32)
-
-
-def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, anchor, packed, exponent, bias, votes, exponent_votes, stats, *scaled, control = inputs[:12]
+) -> None:
     _, q, scale = output
     ctx.mark_non_differentiable(q, scale)
-    *ctx.shape, ctx.activations, ctx.gradients, ctx.backend = inputs[12:]
-    ctx.casts = anchor is not None
-    ctx.has_bias = bias is not None
-    ctx.x_dtype = x.dtype
-    if ctx.activations == "int8":
-        ctx.save_for_backward(q, scale, packed, exponent)
-    else:
-        ctx.save_for_backward(x, scale, packed, exponent)
-    # Not saved: backward mutates these, and a module used twice in one graph must not trip the version check.
-    ctx.accumulators = (votes, exponent_votes, stats)
-    ctx.scaled = tuple(scaled)
-    ctx.control = control
+    ctx.casts, ctx.has_bias, ctx.x_dtype = anchor is not None, bias is not None, x.dtype
+    ctx.activations, ctx.gradients = activations, gradients
+    ctx.save_for_backward(q if activations == "int8" else x, scale, state.weight, state.exponent)
+    # Accumulators are not saved: backward mutates them, and a module that is used twice in one graph must not trip the
+    # version check.
+    ctx.state = state
 
 
 def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
-    x, scale_M, packed, exponent = ctx.saved_tensors
-    control = ctx.control
+    x, scale_M, weight, exponent = ctx.saved_tensors
+    state: VoteState = ctx.state
     integer = ctx.gradients == "int8"
     grad_y = grad_y.contiguous()
     grad_x: Tensor | None = None
     if ctx.needs_input_grad[0]:
         grad, scale = grad_y, None
         if integer:
-            grad, scale = quantize_gradient(grad_y, control, USE_GRAD_INPUT, ctx.backend)
-        grad_x = linear_grad_input(grad, scale, packed, exponent, *ctx.shape[:3], ctx.x_dtype, ctx.backend)
+            grad, scale = quantize_gradient(grad_y, state.control, USE_GRAD_INPUT, state.backend)
+        grad_x = linear_grad_input(grad, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend)
     if ctx.casts:
         # The token scales of int8 activations belong to the product; folded into the gradient, x stays integer.
         folded = grad_y * scale_M.to(grad_y.dtype).unsqueeze(1) if ctx.activations == "int8" else grad_y
         scale = None
         if integer and ctx.activations == "int8":
-            folded, scale = quantize_gradient(folded, control, USE_VOTES, ctx.backend)
-        cast, scaled = (cast_votes, ()) if ctx.scaled[1] is None else (cast_scaled_votes, ctx.scaled)
-        cast(folded, x, scale, packed, *ctx.accumulators, *scaled, control, *ctx.shape, ctx.backend)
-    grad_bias = grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
-    return (grad_x, None, None, None, grad_bias, *(None,) * 14)
+            folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
+        cast_votes(folded, x, scale, *state)
+    return grad_x, None, grad_y.to(torch.float32).sum(dim=0) if ctx.has_bias else None
 
 
 linear.register_autograd(_linear_backward, setup_context=_linear_setup)
@@ -214,88 +202,37 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 
 
 @op()
-def embedding(
-    ids: Tensor,
-    anchor: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor | None,
-    vote_scale: Tensor | None,
-    vote_limits: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    vote_bits: int,
-    dtype: torch.dtype,
-    gradients: str,
-    backend: str,
-) -> Tensor:
+def embedding(ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: torch.dtype, gradients: str) -> Tensor:
     """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= out_features):
-        raise IndexError(f"ids must lie in 0..{out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
-    shape = WeightShape(out_features, in_features, group_size)
-    rows: Tensor = kernel(backend, "embedding")(ids, packed, exponent, shape, dtype)
+    shape = state.shape
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= shape.out_features):
+        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+    rows: Tensor = kernel(state.backend, "embedding")(ids, state.weight, state.exponent, shape, dtype)
     return rows
 
 
 @embedding.register_fake
-def _(
-    ids: Tensor,
-    anchor: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor | None,
-    vote_scale: Tensor | None,
-    vote_limits: Tensor,
-    control: Tensor,
-    out_features: int,
-    in_features: int,
-    group_size: int,
-    vote_bits: int,
-    dtype: torch.dtype,
-    gradients: str,
-    backend: str,
-) -> Tensor:
-    return torch.empty((ids.shape[0], in_features), dtype=dtype, device=packed.device)
+def _(ids: Tensor, anchor: object, state: VoteState, dtype: torch.dtype, *_: object) -> Tensor:
+    return state.weight.new_empty((ids.shape[0], state.sizes[1]), dtype=dtype)
 
 
-def _embedding_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ids, anchor, packed, _, votes, exponent_votes, correlation, steps, stats, *scaled, control = inputs[:13]
-    *ctx.shape, _, ctx.gradients, ctx.backend = inputs[13:]
-    ctx.casts = anchor is not None
-    ctx.save_for_backward(ids, packed)
-    ctx.accumulators = (votes, exponent_votes)
-    ctx.correlation = (correlation, steps)
-    ctx.stats = stats
-    ctx.scaled = tuple(scaled)
-    ctx.control = control
+def _embedding_setup(
+    ctx: Any, output: Tensor, ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: object, gradients: str
+) -> None:
+    ctx.casts, ctx.gradients = anchor is not None, gradients
+    ctx.save_for_backward(ids, state.weight)
+    ctx.state = state
 
 
 def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
     if ctx.casts:
-        ids, packed = ctx.saved_tensors
-        grad = grad.contiguous()
-        scale = None
+        ids, _weight = ctx.saved_tensors
+        state: VoteState = ctx.state
+        grad, scale = grad.contiguous(), None
         if ctx.gradients == "int8":
-            grad, scale = quantize_gradient(grad, ctx.control, USE_EMBEDDING, ctx.backend)
-        arguments = (ids, grad, scale, packed, *ctx.accumulators)
-        settings = (ctx.control, *ctx.shape, ctx.backend)
-        if ctx.scaled[1] is None:
-            cast_embedding_votes(*arguments, *ctx.correlation, ctx.stats, *settings)
-        else:
-            cast_embedding_scaled_votes(*arguments, ctx.stats, *ctx.scaled, *settings)
-    return (None,) * 20
+            grad, scale = quantize_gradient(grad, state.control, USE_EMBEDDING, state.backend)
+        cast_embedding_votes(ids, grad, scale, *state)
+    return ()
 
 
 embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
@@ -311,19 +248,20 @@ def bias(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) 
 
 
 @bias.register_fake
-def _(anchor: Tensor | None, value: Tensor, exponent: Tensor, votes: Tensor) -> Tensor:
+def _(anchor: object, value: Tensor, *_: object) -> Tensor:
     return torch.empty_like(value, dtype=torch.float32)
 
 
-def _bias_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.casts = inputs[0] is not None
-    ctx.votes = inputs[3]
+def _bias_setup(
+    ctx: Any, output: Tensor, anchor: Tensor | None, value: object, exponent: object, votes: Tensor
+) -> None:
+    ctx.votes = None if anchor is None else votes
 
 
 def _bias_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-    if ctx.casts:
+    if ctx.votes is not None:
         cast_bias_votes(grad.contiguous(), ctx.votes)
-    return (None,) * 4
+    return ()
 
 
 bias.register_autograd(_bias_backward, setup_context=_bias_setup)

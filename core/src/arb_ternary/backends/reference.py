@@ -1,6 +1,6 @@
 """The torch backend: the executable form of the number format and its updates, on any device that torch serves.
 
-Every kernel is a plain function of tensors and a :class:`WeightShape`; other backends have the same signatures.
+Every kernel is a plain function; other backends have the same signatures.
 Shapes: ``M`` rows of activations, ``K`` input features, ``N`` output features, ``G`` group size, ``J = ceil(K / G)``
 groups a row.
 """
@@ -8,7 +8,7 @@ groups a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from attrs import field, frozen
@@ -23,6 +23,7 @@ from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBack
 from arb_ternary.backends.vote_storage import pack_votes, unpack_votes
 
 __all__ = [
+    "KERNELS",
     "build",
     "dense_weight",
     "embedding",
@@ -207,35 +208,36 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
 
 
+KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
+    "pack": pack,
+    "unpack": unpack,
+    "pack_votes": pack_votes,
+    "unpack_votes": unpack_votes,
+    "quantize_rows": quantize_rows,
+    "quantize_gradient": _votes.quantize_gradient,
+    "linear": linear,
+    "linear_grad_input": linear_grad_input,
+    "cast_votes": _votes.cast_votes,
+    "apply_votes": _votes.apply_votes,
+    "apply_exponent_votes": _votes.apply_exponent_votes,
+    "embedding": embedding,
+    "embedding_votes": _votes.embedding_votes,
+    "rms_norm_quantize": rms_norm_quantize,
+    "cast_scaled_votes": _scaled.cast_scaled_votes,
+    "embedding_scaled_votes": _scaled.embedding_scaled_votes,
+    "apply_scaled_votes": _scaled.apply_scaled_votes,
+}
+
+
 @frozen
 class TorchBackend:
     """The reference backend; always there, correct everywhere."""
 
     name: str = "torch"
     capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
-    kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
+    kernels: Mapping[str, Callable[..., object]] = field(default=KERNELS, repr=False)
 
 
 def build() -> KernelBackend:
     """The torch backend with every required and optional op."""
-    return TorchBackend(
-        kernels={
-            "pack": pack,
-            "unpack": unpack,
-            "pack_votes": pack_votes,
-            "unpack_votes": unpack_votes,
-            "quantize_rows": quantize_rows,
-            "quantize_gradient": _votes.quantize_gradient,
-            "linear": linear,
-            "linear_grad_input": linear_grad_input,
-            "cast_votes": _votes.cast_votes,
-            "apply_votes": _votes.apply_votes,
-            "apply_exponent_votes": _votes.apply_exponent_votes,
-            "embedding": embedding,
-            "embedding_votes": _votes.embedding_votes,
-            "rms_norm_quantize": rms_norm_quantize,
-            "cast_scaled_votes": _scaled.cast_scaled_votes,
-            "embedding_scaled_votes": _scaled.embedding_scaled_votes,
-            "apply_scaled_votes": _scaled.apply_scaled_votes,
-        }
-    )
+    return TorchBackend()

@@ -7,8 +7,6 @@ votes the accumulators lose ``v``: a positive gradient moves a trit towards -1.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from arb_ternary.backends.reference_votes import (
     row_tiles,
     summed_rows,
 )
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
 from arb_ternary.counters.hashing import (
     USE_DECAY,
@@ -33,17 +32,13 @@ from arb_ternary.counters.hashing import (
     uniform_,
 )
 
-__all__ = ["MAX_NOISE_SHIFT", "MAX_VOTE_LIMIT", "apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
+__all__ = ["apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
 
-#: ``vote_limit`` counts in 256ths of a vote; no vote is larger than a full accumulator.
-MAX_VOTE_LIMIT: Final = 127 * 256
-#: ``noise_shift`` narrows the noise of rounding from a whole vote down to 2**-16 of one.
-MAX_NOISE_SHIFT: Final = 16
 #: Largest right and left shift of a gradient in integer mode.
-_MAX_SHIFT: Final = 31
-_MAX_LEFT_SHIFT: Final = 16
+_MAX_SHIFT = 31
+_MAX_LEFT_SHIFT = 16
 #: Elements whose 64-bit intermediates are held at a time, so that they stay in the cache.
-_SHIFTED: Final = 1 << 15
+_SHIFTED = 1 << 15
 
 
 def _power(scale: Tensor) -> int:
@@ -105,34 +100,23 @@ def _integer_votes(g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: int, li
 class _Rule:
     """What one call of a kernel knows about the votes that it casts."""
 
-    def __init__(
-        self,
-        scale: Tensor | None,
-        vote_scale: Tensor,
-        vote_limit: int,
-        exponent_shift: int,
-        noise_shift: int,
-        shape: WeightShape,
-    ) -> None:
-        self.scale = scale
+    def __init__(self, gradient: Tensor, scale: Tensor | None, state: VoteState) -> None:
+        self.scale, self.shape = scale, state.shape
+        self.magnitudes, vote_scale = state.scaling
+        self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
         self.shifts = vote_scale.dtype == torch.int32
-        if self.shifts and noise_shift:
-            raise ValueError("votes by shifts (an int32 vote_scale) are rounded with all of the noise: noise_shift 0")
         self.power = _power(scale) if self.shifts and scale is not None else 0
-        self.column_K = vote_scale[shape.out_features :]
-        self.limit = vote_limit
-        self.exponent_shift = exponent_shift
-        self.noise_shift = noise_shift
-        self.shape = shape
+        self.row_N, self.column_K = vote_scale.split((self.shape.out_features, self.shape.in_features))
 
     def votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
         """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
         if self.shifts:
-            return _integer_votes(g_nK, row_n, self.column_K, self.power, self.limit, bits)
+            return _integer_votes(g_nK, row_n, self.column_K, self.power, self.limits.vote_limit, bits)
         if not g_nK.is_floating_point() and self.scale is not None:
             g_nK = g_nK.to(torch.float32).mul_(self.scale)
             sizes_n = sizes_n * self.scale
-        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limit, _noise_(bits, self.noise_shift))
+        noise_nK = _noise_(bits, self.limits.noise_shift)
+        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limits.vote_limit, noise_nK)
 
     def cast_(
         self, v_nK: Tensor, packed: Tensor, votes_nK: Tensor, exponents: Tensor | None, bits: Tensor | None
@@ -140,8 +124,8 @@ class _Rule:
         """Subtract votes, which are overwritten, from int8 accumulators, and their scores from the exponents'."""
         if exponents is not None and bits is not None:
             score = group_score(v_nK.to(torch.int8) * unpack_trits(packed, self.shape.in_features), self.shape)
-            noise = bits & ((1 << self.exponent_shift) - 1)
-            moved = (score.to(torch.int64) + noise) >> self.exponent_shift
+            shift = self.limits.exponent_shift
+            moved = (score.to(torch.int64) + (bits & ((1 << shift) - 1))) >> shift
             exponents.copy_((exponents - moved).clamp_(-127, 127))
         largest = self.shape.largest_vote
         votes_nK.copy_(torch.sub(votes_nK, v_nK, out=v_nK).clamp_(-largest, largest))
@@ -174,29 +158,12 @@ def _in_units(sums: Tensor, scale: Tensor | None) -> Tensor:
     return sums if scale is None else sums.to(torch.float32).mul_(scale)
 
 
-def cast_scaled_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's scaled votes ``v``: ``A = clip(A - v, -R, R)``, ``B = clip(B - w, -127, 127)``.
 
-    With ``g = grad_y.T @ x``, ``L = vote_limit / 256``, ``i = n * K + k`` and ``h`` the hash of ``i`` in the stream
-    ``stream + USE_VOTE_ROUNDING``:
+    With ``g = grad_y.T @ x``, the numbers of :class:`~arb_ternary.backends.vote_state.VoteLimits`,
+    ``L = vote_limit / 256``, ``row`` and ``column`` the two parts of ``vote_scale``, ``i = n * K + k`` and ``h`` the
+    hash of ``i`` in the stream ``stream + USE_VOTE_ROUNDING``:
 
     * float mode: ``v = floor(clip((g * row[n]) * column[k], -L, L) + u * 2**-24)`` in float32; a product that is NaN
       counts as 0. An integer ``g`` is first converted and multiplied by ``scale``. With ``z = noise_shift``,
@@ -207,35 +174,24 @@ def cast_scaled_votes(
 
     ``w[n, j] = (score + (h' & (2**exponent_shift - 1))) >> exponent_shift`` with ``score`` the sum over the group of
     ``v * T`` and ``h'`` the hash of ``n * J + j`` in the stream ``stream + USE_EXPONENT_ROUNDING``. ``R`` is 127, 7 or
-    1 for votes of 8, 4 or 2 bits. Mutates ``votes``, ``exponent_votes``, ``stats`` and ``magnitudes``.
+    1 for votes of 8, 4 or 2 bits. Mutates ``votes``, ``exponent_votes`` (unless None), ``stats`` as sign votes do, and
+    ``magnitudes``: row and column sums of ``|g|`` are added. The sums of an integer gradient are exact over the whole
+    matrix, rounded once to float32 and multiplied by ``scale``.
 
     Args:
         grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient.
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
-        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
-        stats: float32 ``[1 + N + K]``: NaN gradients, row and column sums of squares of the gradient are added.
-        magnitudes: float32 ``[N + K]``: row and column sums of ``|g|`` are added. The sums of an integer gradient are
-            exact over the whole matrix, rounded once to float32 and multiplied by ``scale``.
-        vote_scale: ``[N + K]``, rows then columns: float32 factors (float mode), or int32 shifts (integer mode, which
-            needs int8 ``grad_MN`` and ``x_MK``).
-        vote_limit: largest vote in 256ths, 1..32512.
-        exponent_shift: 0..31.
-        seed: of the run.
-        step: ``(optimizer steps << 20) + micro-batch``.
-        stream: ``8 * stream`` of the tensor; uses are added here.
-        shape: logical shape of the weight.
-        noise_shift: 0..16; 0 in integer mode.
+        state: with float32 factors as ``vote_scale`` (float mode), or int32 shifts (integer mode, which needs int8
+            ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
     """
+    rule = _Rule(grad_MN, scale, state)
+    shape, stats, exponent_votes = rule.shape, state.stats, state.exponent_votes
     rows, columns = shape.out_features, shape.in_features
-    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, noise_shift, shape)
-    if rule.shifts and (scale is None or grad_MN.dtype != torch.int8):
-        raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    seed, step, stream = state.draw()
     square = scale.square() if scale is not None else 1.0
-    stored = stored_rows(votes, shape)
-    row_sizes, column_sizes = magnitudes[:rows], magnitudes[rows:]
+    stored = stored_rows(state.votes, shape)
+    row_sizes, column_sizes = rule.magnitudes[:rows], rule.magnitudes[rows:]
     row_squares, column_squares = stats[1 : 1 + rows], stats[1 + rows :]
     total_K: Tensor | None = None
     for tile, product in gradient_tiles(grad_MN, x_MK, shape):
@@ -259,81 +215,50 @@ def cast_scaled_votes(
                 start=tile.start * shape.groups,
                 device=g_nK.device,
             ).view(held, shape.groups)
-        v_nK = rule.votes(g_nK, vote_scale[:rows][tile], sizes_n, bits.view(held, columns))
+        v_nK = rule.votes(g_nK, rule.row_N[tile], sizes_n, bits.view(held, columns))
         rows_votes = open_votes(stored[tile], shape)
-        rule.cast_(v_nK, packed[tile], rows_votes, exponents, exponent_bits)
+        rule.cast_(v_nK, state.weight[tile], rows_votes, exponents, exponent_bits)
         write_votes_(stored[tile], rows_votes, shape)
     if total_K is not None:
         column_sizes += _in_units(total_K, scale)
 
 
-def embedding_scaled_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    magnitudes: Tensor,
-    vote_scale: Tensor,
-    vote_limit: int,
-    exponent_shift: int,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-    *,
-    noise_shift: int = 0,
-) -> None:
+def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Scaled votes of the looked-up rows by the rule of :func:`cast_scaled_votes`.
 
     The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add nothing to ``stats`` and
-    ``magnitudes``. The hash takes the index in the whole table. Mutates ``votes``, ``exponent_votes``, ``stats`` and
-    ``magnitudes``.
+    ``magnitudes``. The hash takes the index in the whole table. Mutates what :func:`cast_scaled_votes` mutates.
 
     Args:
         ids_M: int64 row of each gradient row.
         grad_MK: float, or int8 with ``scale`` (then summed exactly).
         scale: float32 scalar, the power of two of an int8 gradient.
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
-        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
-        stats: as in :func:`cast_scaled_votes`.
-        magnitudes: likewise.
-        vote_scale: likewise; int32 needs an int8 gradient.
-        vote_limit: likewise.
-        exponent_shift: likewise.
-        seed: likewise.
-        step: likewise.
-        stream: likewise.
-        shape: logical shape of the weight.
-        noise_shift: likewise.
+        state: as in :func:`cast_scaled_votes`.
     """
     if ids_M.numel() == 0:
         return
+    rule = _Rule(grad_MK, scale, state)
+    shape, stats, exponent_votes = rule.shape, state.stats, state.exponent_votes
     rows = shape.out_features
-    rule = _Rule(scale, vote_scale, vote_limit, exponent_shift, noise_shift, shape)
-    if rule.shifts and (scale is None or grad_MK.dtype != torch.int8):
-        raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+    seed, step, stream = state.draw()
     square = scale.square() if scale is not None else 1.0
     rows_U, summed_UK = summed_rows(ids_M, grad_MK)
     g_UK, (sizes_U, sizes_K, squares_U, squares_K) = _examine(summed_UK, stats)
     stats[1 : 1 + rows].index_add_(0, rows_U, squares_U.mul_(square))
     stats[1 + rows :] += squares_K.mul_(square)
-    magnitudes[:rows].index_add_(0, rows_U, _in_units(sizes_U, scale))
-    magnitudes[rows:] += _in_units(sizes_K, scale)
+    rule.magnitudes[:rows].index_add_(0, rows_U, _in_units(sizes_U, scale))
+    rule.magnitudes[rows:] += _in_units(sizes_K, scale)
 
     bits = counter_hash_rows(rows_U, shape.in_features, seed, step, stream + USE_VOTE_ROUNDING)
-    v_UK = rule.votes(g_UK, vote_scale[:rows].index_select(0, rows_U), sizes_U, bits)
+    v_UK = rule.votes(g_UK, rule.row_N.index_select(0, rows_U), sizes_U, bits)
     exponents_UJ = exponent_bits = None
     if exponent_votes is not None:
         exponents_UJ = exponent_votes.index_select(0, rows_U)
         exponent_bits = counter_hash_rows(rows_U, shape.groups, seed, step, stream + USE_EXPONENT_ROUNDING)
-    stored = stored_rows(votes, shape)
+    stored = stored_rows(state.votes, shape)
     stored_U = stored.index_select(0, rows_U)
     votes_UK = open_votes(stored_U, shape)
-    rule.cast_(v_UK, packed.index_select(0, rows_U), votes_UK, exponents_UJ, exponent_bits)
+    rule.cast_(v_UK, state.weight.index_select(0, rows_U), votes_UK, exponents_UJ, exponent_bits)
     write_votes_(stored_U, votes_UK, shape)
     stored.index_copy_(0, rows_U, stored_U)
     if exponent_votes is not None and exponents_UJ is not None:
@@ -365,40 +290,27 @@ def _decay_(votes_nK: Tensor, decay: int, bits: Tensor) -> None:
     votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))
 
 
-def apply_scaled_votes(
-    packed: Tensor,
-    votes: Tensor,
-    threshold: int,
-    decay: int,
-    carry: bool,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: WeightShape,
-) -> Tensor:
+def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
     """Flips: ``f = [A >= theta] - [A <= -theta]``, ``T' = clip(T + f, -1, 1)``; then accumulators, then their decay.
 
     Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and
     ``A = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share, stochastically
     rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``n * K + k`` in the stream
-    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``packed`` and ``votes``.
+    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``.
 
     Args:
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
+        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.
         decay: share of an accumulator in units of 2**-16, 0..65536.
         carry: whether the rest beyond the threshold is kept.
-        seed: of the run.
-        step: as in :func:`cast_scaled_votes`; for instance with the number of micro-batches cast.
-        stream: as in :func:`cast_scaled_votes`.
-        shape: logical shape of the weight.
 
     Returns:
         int64 scalar: trits that changed.
     """
+    shape, packed = state.shape, state.weight
+    seed, step, stream = state.draw()
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
-    stored = stored_rows(votes, shape)
+    stored = stored_rows(state.votes, shape)
     columns = shape.in_features
     if stored.numel() == 0:
         return flips

@@ -16,6 +16,7 @@ from torch import Tensor
 from arb_ternary.backends.integer import int_matmul
 from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
 from arb_ternary.counters.hashing import uniform
 
@@ -32,19 +33,11 @@ __all__ = [
     "has_crossings",
     "quantize_gradient",
     "row_tiles",
-    "stats_size",
     "summed_rows",
 ]
 
 #: Gradient elements held at a time while votes are cast.
 _TILE: Final = 1 << 21
-#: Exponents for which ``2**E`` is a normal float32.
-EXPONENT_RANGE: Final = (-126, 127)
-
-
-def stats_size(shape: WeightShape) -> int:
-    """Elements of the statistics vector: NaN count, ``N`` row sums of squares, ``K`` column sums of squares."""
-    return 1 + shape.out_features + shape.in_features
 
 
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
@@ -141,32 +134,21 @@ def _vote_(g_NK: Tensor, packed: Tensor, votes_NK: Tensor, exponent_votes: Tenso
     _subtract_saturating_(votes_NK, s_NK, shape.smallest_vote, shape.largest_vote)
 
 
-def cast_votes(
-    grad_MN: Tensor,
-    x_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's votes: ``s = sign(grad_y.T @ x)``, ``A = sat8(A - s)``, ``B = sat8(B - sign(score))``.
 
-    ``score[n, j]`` is the int32 sum of ``s * T`` over a group. Mutates ``votes``, ``exponent_votes`` and ``stats``.
+    ``score[n, j]`` is the int32 sum of ``s * T`` over a group. Mutates ``votes``, ``exponent_votes`` (unless None) and
+    ``stats``, to which NaN gradients and row and column sums of squares of the gradient are added.
 
     Args:
         grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
-        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn.
-        stats: float32 ``[1 + N + K]``: NaN gradients, row and column sums of squares of the gradient are added.
-        shape: logical shape of the weight.
+        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
+    shape, stats, exponent_votes = state.shape, state.stats, state.exponent_votes
     factor = scale.square() if scale is not None else 1.0
-    stored = stored_rows(votes, shape)
+    stored = stored_rows(state.votes, shape)
     row_squares = stats[1 : 1 + shape.out_features]
     column_squares = stats[1 + shape.out_features :]
     for tile, product in gradient_tiles(grad_MN, x_MK, shape):
@@ -175,54 +157,39 @@ def cast_votes(
         column_squares += tile_columns
         exponents = None if exponent_votes is None else exponent_votes[tile]
         votes_NK = open_votes(stored[tile], shape)
-        _vote_(g_NK, packed[tile], votes_NK, exponents, shape)
+        _vote_(g_NK, state.weight[tile], votes_NK, exponents, shape)
         write_votes_(stored[tile], votes_NK, shape)
 
 
-def embedding_votes(
-    ids_M: Tensor,
-    grad_MK: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    votes: Tensor,
-    exponent_votes: Tensor | None,
-    correlation: Tensor | None,
-    steps: Tensor | None,
-    stats: Tensor,
-    shape: WeightShape,
-) -> None:
+def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay bit-identical.
 
-    Mutates ``votes``, ``exponent_votes``, ``correlation``, ``steps`` and ``stats``.
+    Mutates ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and ``steps`` (updates are
+    counted), the last two saturating; unless they are None.
 
     Args:
         ids_M: int64 row of each gradient row.
         grad_MK: float, or int8 with ``scale`` (then summed exactly).
         scale: float32 scalar, the power of two of an int8 gradient.
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
-        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
-        correlation: int16 ``[N, J]``: the score is added, saturating; None unless the correlation rule is on.
-        steps: int32 ``[N, J]``: updates counted for ``correlation``, saturating.
-        stats: as in :func:`cast_votes`.
-        shape: logical shape of the weight.
+        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
     if ids_M.numel() == 0:
         return
+    shape, stats, exponent_votes = state.shape, state.stats, state.exponent_votes
     rows_U, g_UK = summed_rows(ids_M, grad_MK)
     factor = scale.square() if scale is not None else 1.0
     g_UK, row_squares, column_squares = _examine(g_UK, stats, factor)
     stats[1 : 1 + shape.out_features].index_add_(0, rows_U, row_squares)
     stats[1 + shape.out_features :] += column_squares
 
-    packed_U = packed.index_select(0, rows_U)
-    stored = stored_rows(votes, shape)
+    packed_U = state.weight.index_select(0, rows_U)
+    stored = stored_rows(state.votes, shape)
     stored_U = stored.index_select(0, rows_U)
     votes_U = open_votes(stored_U, shape)
     exponents_U = None if exponent_votes is None else exponent_votes.index_select(0, rows_U)
-    if correlation is not None and steps is not None:
+    if state.correlation is not None and state.steps is not None:
         score_UJ = group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), shape)
-        count_correlation_(correlation, steps, rows_U, score_UJ)
+        count_correlation_(state.correlation, state.steps, rows_U, score_UJ)
     _vote_(g_UK, packed_U, votes_U, exponents_U, shape)
     write_votes_(stored_U, votes_U, shape)
     stored.index_copy_(0, rows_U, stored_U)
@@ -268,22 +235,21 @@ def _leak_(accumulator: Tensor, leak: int) -> None:
         accumulator.copy_(torch.sign(wide) * (wide.abs() - leak).clamp_(min=0))
 
 
-def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape: WeightShape) -> Tensor:
+def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
     """Turn crossings into flips: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``, ``A[f != 0] = 0``.
 
-    A trit moves at most one step. Mutates ``packed`` and ``votes``.
+    A trit moves at most one step. Mutates ``weight`` and ``votes``.
 
     Args:
-        packed: weight in the backend's layout.
-        votes: the backend's layout.
+        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
         threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
         leak: units by which every accumulator then moves towards zero; 0 for none.
-        shape: logical shape of the weight.
 
     Returns:
         int64 scalar: trits that changed.
     """
-    stored = stored_rows(votes, shape)
+    shape, packed = state.shape, state.weight
+    stored = stored_rows(state.votes, shape)
     flips = torch.zeros((), dtype=torch.int64, device=packed.device)
     for tile in row_tiles(shape):
         votes_NK = open_votes(stored[tile], shape)
@@ -299,17 +265,13 @@ def apply_votes(packed: Tensor, votes: Tensor, threshold: int, leak: int, shape:
     return flips
 
 
-def apply_exponent_votes(
-    exponent: Tensor, exponent_votes: Tensor, origin: Tensor, threshold: int, band: int, leak: int
-) -> Tensor:
+def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
     """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B - theta * up``.
 
     Mutates ``exponent`` and ``exponent_votes``. ``E`` also stays within -126..127, where ``2**E`` is a normal float32.
 
     Args:
-        exponent: int8 ``[N, J]``.
-        exponent_votes: int8 ``[N, J]``.
-        origin: int8, broadcastable to ``[N, J]``: the exponents at birth, ``E0``.
+        state: with ``exponent_votes``; ``E0`` is its ``origin``.
         threshold: ``theta``, 1..127.
         band: how far an exponent may move from its origin.
         leak: units by which every accumulator then moves towards zero; 0 for none.
@@ -317,8 +279,9 @@ def apply_exponent_votes(
     Returns:
         int64 scalar: exponents that changed.
     """
+    exponent, exponent_votes = state.exponent, state.learned
     up = crossings(exponent_votes, threshold)
-    centre = origin.to(torch.int16)
+    centre = state.origin.to(torch.int16)
     wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band).clamp_(*EXPONENT_RANGE)
     moved = (wanted != exponent).sum()
     exponent.copy_(wanted)

@@ -3,21 +3,28 @@
 Like ``torch.library.custom_op``, but without what that puts around every call: it fills in defaults that our ops do not
 have, in a time that grows with the square of the number of arguments, and wraps the function several times. A linear of
 the demo has 19 arguments and a product of 60 microseconds; ``custom_op`` added 70, and 150 to both passes together.
+
+A parameter of type :class:`~arb_ternary.backends.vote_state.VoteState` stands for all of its fields: the schema lists
+them, a caller passes ``*state``, and functions, fakes and gradients see one object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
+from typing import Any, Final, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from arb_ternary.backends.vote_state import VoteState
+
 __all__ = ["NAMESPACE", "Op", "op"]
 
 NAMESPACE: Final = "arb_ternary"
 _LIBRARY: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_FIELDS: Final = len(VoteState._fields)
 
 Function = Callable[..., Any]
 
@@ -27,40 +34,66 @@ class Op:
 
     Args:
         name: within the namespace.
-        function: computes it, for every device; annotated as ``torch.library.infer_schema`` wants it.
-        mutates_args: names of the arguments that it changes.
+        function: computes it, for every device; annotated as ``torch.library.infer_schema`` wants it, or with a
+            ``VoteState``.
+        mutates_args: names of the arguments, or of fields of the state, that it changes.
     """
 
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:
         self.__doc__ = function.__doc__
         self.name = name
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        hints = get_type_hints(function)
+        names = list(signature(function).parameters)
+        self._state = next((i for i, parameter in enumerate(names) if hints[parameter] is VoteState), None)
+        if self._state is not None:
+            names[self._state : self._state + 1] = VoteState._fields
+            hints = get_type_hints(VoteState) | hints
+        implementation = self._with_state(function)
+        _LIBRARY.define(name + torch.library.infer_schema(_prototype(names, hints), mutates_args=mutates_args))
+        _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def __call__(self, *arguments: Any) -> Any:
         return self.overload(*arguments)
 
+    def _with_state(self, function: Function, leading: int = 0) -> Function:
+        """``function`` as the dispatcher calls it: with the fields of the state one by one, ``leading`` places on."""
+        if self._state is None:
+            return function
+        start = self._state + leading
+        stop = start + _FIELDS
+
+        def unpacked(*arguments: Any) -> Any:
+            return function(*arguments[:start], VoteState(*arguments[start:stop]), *arguments[stop:])
+
+        return unpacked
+
     def register_fake(self, function: Function) -> None:
         """Give the shapes and dtypes of the results, for ``torch.compile``."""
-        torch.library.register_fake(f"{NAMESPACE}::{self.name}", function)
+        torch.library.register_fake(f"{NAMESPACE}::{self.name}", self._with_state(function))
 
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
-        """Give the gradient: functions as ``torch.library.register_autograd`` takes them."""
+        """Give the gradient: ``setup_context(ctx, output, *arguments)`` and ``backward(ctx, *grads)``.
+
+        ``backward`` returns the gradients of the first arguments; those that follow have none.
+        """
         overload = self.overload
+        setup = self._with_state(setup_context, leading=2)
 
         class Differentiable(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *arguments: Any) -> Any:
                 with torch._C._AutoDispatchBelowAutograd():
                     output = overload(*arguments)
-                setup_context(ctx, arguments, output)
+                setup(ctx, output, *arguments)
+                ctx.count = len(arguments)
                 return output
 
             @staticmethod
             @once_differentiable
             def backward(ctx: Any, *grads: Any) -> Any:
-                return backward(ctx, *grads)
+                found = backward(ctx, *grads)
+                return (*found, *(None,) * (ctx.count - len(found)))
 
         def autograd(*arguments: Any) -> Any:
             if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
@@ -69,6 +102,18 @@ class Op:
                 return overload(*arguments)
 
         _LIBRARY.impl(self.name, autograd, "Autograd")
+
+
+def _prototype(names: Sequence[str], hints: Mapping[str, Any]) -> Function:
+    """A function with these parameters, for ``infer_schema`` to look at."""
+
+    def prototype() -> None:
+        """Never called."""
+
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name]) for name in names]
+    returned = None if hints["return"] is type(None) else hints["return"]
+    prototype.__signature__ = Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    return prototype
 
 
 def op(*, mutates_args: Sequence[str] = ()) -> Callable[[Function], Op]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary.ternary.module import GroupSize, ScaleRule
+from arb_ternary.ternary.module import GroupSize, VoteOptions
 
-__all__ = ["TernaryConv1d", "TernaryConv2d"]
+__all__ = ["ConvolutionOptions", "TernaryConv1d", "TernaryConv2d"]
 
 Pair = tuple[int, int]
+
+
+class ConvolutionOptions(VoteOptions, total=False):
+    """Options that a convolution hands to the linear over its patches; see :class:`TernaryLinear`."""
+
+    bias: bool
+    group_size: GroupSize
+    activations: str
+    exponent_offset: int
+    device: torch.device | str | None
 
 
 def _pair(value: int | Pair) -> Pair:
@@ -29,15 +41,7 @@ class TernaryConv2d(TernaryLinear):
         stride: step between patches.
         padding: zeros around the input.
         dilation: distance between the taps.
-        bias: add an integer bias.
-        group_size: columns that share an exponent.
-        activations: ``int8`` or ``float``.
-        gradients: ``float`` or ``int8``.
-        exponent_offset: added to the fan-in scaled initial exponent.
-        scale_rule: ``residual`` or ``frozen``.
-        vote_bits: of an accumulator: 8, 4 or 2.
-        backend: owner of the layout; None takes the current one.
-        device: of the buffers.
+        options: see :class:`ConvolutionOptions`.
     """
 
     def __init__(
@@ -49,33 +53,13 @@ class TernaryConv2d(TernaryLinear):
         stride: int | Pair = 1,
         padding: int | Pair = 0,
         dilation: int | Pair = 1,
-        bias: bool = False,
-        group_size: GroupSize = 128,
-        activations: str = "int8",
-        gradients: str = "float",
-        exponent_offset: int = 0,
-        scale_rule: ScaleRule = "residual",
-        vote_bits: int = 8,
-        backend: str | None = None,
-        device: torch.device | str | None = None,
+        **options: Unpack[ConvolutionOptions],
     ) -> None:
-        self_kernel = _pair(kernel_size)
-        super().__init__(
-            in_channels * self_kernel[0] * self_kernel[1],
-            out_channels,
-            bias=bias,
-            group_size=group_size,
-            activations=activations,
-            gradients=gradients,
-            exponent_offset=exponent_offset,
-            scale_rule=scale_rule,
-            vote_bits=vote_bits,
-            backend=backend,
-            device=device,
-        )
+        height, width = _pair(kernel_size)
+        super().__init__(in_channels * height * width, out_channels, **options)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = self_kernel
+        self.kernel_size = (height, width)
         self.stride = _pair(stride)
         self.padding = _pair(padding)
         self.dilation = _pair(dilation)
@@ -104,15 +88,7 @@ class TernaryConv1d(TernaryConv2d):
         stride: int = 1,
         padding: int = 0,
         dilation: int = 1,
-        bias: bool = False,
-        group_size: GroupSize = 128,
-        activations: str = "int8",
-        gradients: str = "float",
-        exponent_offset: int = 0,
-        scale_rule: ScaleRule = "residual",
-        vote_bits: int = 8,
-        backend: str | None = None,
-        device: torch.device | str | None = None,
+        **options: Unpack[ConvolutionOptions],
     ) -> None:
         super().__init__(
             in_channels,
@@ -121,15 +97,7 @@ class TernaryConv1d(TernaryConv2d):
             stride=(1, stride),
             padding=(0, padding),
             dilation=(1, dilation),
-            bias=bias,
-            group_size=group_size,
-            activations=activations,
-            gradients=gradients,
-            exponent_offset=exponent_offset,
-            scale_rule=scale_rule,
-            vote_bits=vote_bits,
-            backend=backend,
-            device=device,
+            **options,
         )
 
     def forward(self, x: Tensor) -> Tensor:

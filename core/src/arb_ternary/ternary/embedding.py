@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
-from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+from arb_ternary.backends.vote_state import VoteState
+from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule, VoteOptions
 
 __all__ = ["TernaryEmbedding"]
 
@@ -22,14 +25,11 @@ class TernaryEmbedding(TernaryModule):
         num_embeddings: ``N``.
         embedding_dim: ``K``.
         group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
-        gradients: ``float`` or ``int8`` (stochastically rounded, summed exactly).
-        scale_rule: ``residual``, ``frozen`` or ``correlation``.
         kappa: strength of the correlation rule.
         exponent_offset: added to the initial exponent, whose fan-in is 1.
         dtype: of the output.
-        vote_bits: of an accumulator: 8, 4 or 2.
-        backend: owner of the layout; None takes the current one.
         device: of the buffers.
+        options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
     """
 
     scale_rules: tuple[ScaleRule, ...] = ("residual", "frozen", "correlation")
@@ -40,14 +40,11 @@ class TernaryEmbedding(TernaryModule):
         embedding_dim: int,
         *,
         group_size: GroupSize = "row",
-        gradients: str = "float",
-        scale_rule: ScaleRule = "residual",
         kappa: float = 4.0,
         exponent_offset: int = 0,
         dtype: torch.dtype = torch.float32,
-        vote_bits: int = 8,
-        backend: str | None = None,
         device: torch.device | str | None = None,
+        **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -55,10 +52,7 @@ class TernaryEmbedding(TernaryModule):
             group_size=group_size,
             fan_in=1,
             exponent_offset=exponent_offset,
-            gradients=gradients,
-            scale_rule=scale_rule,
-            vote_bits=vote_bits,
-            backend=backend,
+            **options,
         )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -66,7 +60,7 @@ class TernaryEmbedding(TernaryModule):
         self.dtype = dtype
         self.correlation: Tensor | None
         self.steps: Tensor | None
-        if scale_rule == "correlation":
+        if self.scale_rule == "correlation":
             groups = self.shape.groups
             self.register_buffer("correlation", torch.zeros(num_embeddings, groups, dtype=torch.int16))
             self.register_buffer("steps", torch.zeros(num_embeddings, groups, dtype=torch.int32))
@@ -82,10 +76,14 @@ class TernaryEmbedding(TernaryModule):
             IndexError: an id is outside ``0 .. N - 1``.
         """
         flat = ids.reshape(-1).to(torch.int64)
-        rows = self.look_up(flat, self.dtype, self.correlation, self.steps)
+        rows = self.look_up(flat, self.dtype)
         if self.correlation is not None and self.steps is not None:
             rows = rows * self._correlation_scale(flat, self.correlation, self.steps).to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
+
+    def vote_state(self) -> VoteState:
+        """With the embedding's own ``correlation`` and ``steps``; see :meth:`TernaryModule.vote_state`."""
+        return super().vote_state()._replace(correlation=self.correlation, steps=self.steps)
 
     def _correlation_scale(self, ids: Tensor, correlation: Tensor, steps: Tensor) -> Tensor:
         """``2**(kappa * mean)`` of the looked-up groups, spread over their columns: float32 ``[M, K]``."""

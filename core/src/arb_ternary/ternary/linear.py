@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from arb_ternary.backends import ops
-from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 
 __all__ = ["TernaryLinear"]
 
@@ -23,13 +25,10 @@ class TernaryLinear(TernaryModule):
         out_features: ``N``.
         bias: add an integer bias: int32 ``[N]`` with one int8 exponent, voted like the trits.
         group_size: columns that share an exponent: 32, 64, 128, 256 or "row".
-        activations: ``int8`` or ``float``.
-        gradients: ``float`` or ``int8``; with ``int8`` activations the latter makes all three products exact integers.
+        activations: ``int8`` or ``float``; ``int8`` with int8 gradients makes all three products exact integers.
         exponent_offset: added to the fan-in scaled initial exponent.
-        scale_rule: ``residual`` (exponents learn by votes) or ``frozen``.
-        vote_bits: of an accumulator: 8, 4 or 2.
-        backend: owner of the layout; None takes the current one.
         device: of the buffers.
+        options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
     """
 
     def __init__(
@@ -40,12 +39,9 @@ class TernaryLinear(TernaryModule):
         bias: bool = False,
         group_size: GroupSize = 128,
         activations: str = "int8",
-        gradients: str = "float",
         exponent_offset: int = 0,
-        scale_rule: ScaleRule = "residual",
-        vote_bits: int = 8,
-        backend: str | None = None,
         device: torch.device | str | None = None,
+        **options: Unpack[VoteOptions],
     ) -> None:
         if activations not in ops.ACTIVATION_MODES:
             raise ValueError(f"activations must be one of {ops.ACTIVATION_MODES}, got {activations!r}")
@@ -55,10 +51,7 @@ class TernaryLinear(TernaryModule):
             group_size=group_size,
             fan_in=in_features,
             exponent_offset=exponent_offset,
-            gradients=gradients,
-            scale_rule=scale_rule,
-            vote_bits=vote_bits,
-            backend=backend,
+            **options,
         )
         self.in_features = in_features
         self.out_features = out_features

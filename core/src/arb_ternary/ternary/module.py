@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from torch import Tensor
 from arb_ternary.backends import ops
 from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
-from arb_ternary.backends.reference_votes import EXPONENT_RANGE
 from arb_ternary.backends.select import current_backend, get_backend
+from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.counters.control import new_control
 from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 
-__all__ = ["GROUP_SIZES", "GroupSize", "ScaleRule", "TernaryModule", "initial_trits"]
+__all__ = ["GROUP_SIZES", "GroupSize", "ScaleRule", "TernaryModule", "VoteOptions", "initial_trits"]
 
 GroupSize = int | Literal["row"]
 #: Exponent groups along the input features; "row" is one exponent a row.
@@ -40,6 +40,24 @@ def fan_in_exponent(fan_in: int) -> int:
     return round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1)))
 
 
+class VoteOptions(TypedDict, total=False):
+    """How a ternary module learns, and where.
+
+    Attributes:
+        gradients: ``float``, the default, or ``int8`` (stochastically rounded; then votes are exact integers).
+        scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``; an embedding's also by
+            ``correlation``.
+        vote_bits: of an accumulator: 8, the default, 4 or 2; fewer than 8 need a backend with the capability
+            ``narrow_votes``.
+        backend: owner of the layout; None, the default, takes the current one.
+    """
+
+    gradients: str
+    scale_rule: ScaleRule
+    vote_bits: int
+    backend: str | None
+
+
 class TernaryModule(VoteMemory):
     """A ternary weight ``W[n, k] = T[n, k] * 2**E[n, k // G]`` and the integers that it learns by.
 
@@ -55,10 +73,7 @@ class TernaryModule(VoteMemory):
         group_size: ``G``: 32, 64, 128, 256 or "row".
         fan_in: decides the initial exponent.
         exponent_offset: added to the initial exponent.
-        gradients: ``float``, or ``int8`` (stochastically rounded; then votes are exact integers).
-        scale_rule: how the exponents learn.
-        vote_bits: of an accumulator: 8, 4 or 2; fewer than 8 need a backend with the capability ``narrow_votes``.
-        backend: owner of the layout; None takes the current one.
+        options: see :class:`VoteOptions`.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -83,13 +98,11 @@ class TernaryModule(VoteMemory):
         group_size: GroupSize,
         fan_in: int,
         exponent_offset: int = 0,
-        gradients: str = "float",
-        scale_rule: ScaleRule = "residual",
-        vote_bits: int = 8,
-        backend: str | None = None,
-        device: torch.device | str | None = None,
+        **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__()
+        gradients, scale_rule = options.get("gradients", "float"), options.get("scale_rule", "residual")
+        vote_bits, backend = options.get("vote_bits", 8), options.get("backend")
         if rows < 0 or columns < 0:
             raise ValueError(f"features must not be negative, got {rows} x {columns}")
         if group_size not in GROUP_SIZES:
@@ -106,6 +119,7 @@ class TernaryModule(VoteMemory):
         self.group_size = group_size
         group = max(columns, 1) if group_size == "row" else int(group_size)
         self.allocate(WeightShape(rows, columns, group, vote_bits))
+        self.sizes = (rows, columns, group, vote_bits)
         self.gradients = gradients
         self.scale_rule: ScaleRule = scale_rule
         self.frozen = False
@@ -125,8 +139,6 @@ class TernaryModule(VoteMemory):
         self.register_buffer("votes", pack_votes(self.backend, no_votes, vote_bits))
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
-        if device is not None:
-            self.to(device)
 
     # --- reading and writing the weight ---
 
@@ -176,9 +188,14 @@ class TernaryModule(VoteMemory):
             self.exponent_origin = (first if uniform else exponent).to(self.exponent.device, copy=True)
         device = self.weight.device
         self.weight.copy_(kernel(self.backend, "pack")(trits.to(device)))
-        accumulators = torch.zeros_like(trits) if votes is None else votes
-        self.votes.copy_(pack_votes(self.backend, accumulators.to(device), self.shape.vote_bits))
+        self.set_votes(torch.zeros_like(trits) if votes is None else votes)
         self.exponent_votes.zero_()
+
+    @torch.no_grad()
+    def set_votes(self, votes: Tensor) -> None:
+        """Replace the accumulators by int8 ``[N, K]`` that fit their bits."""
+        packed = pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits)
+        self.votes.copy_(packed)
 
     @torch.no_grad()
     def set_backend(self, name: str) -> None:
@@ -206,57 +223,56 @@ class TernaryModule(VoteMemory):
         """
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        y_MN, _, _ = ops.linear(
-            x.reshape(-1, self.shape.in_features),
-            self.vote_anchor(),
-            self.weight,
-            self.exponent,
-            bias,
-            self.votes,
-            self.voting_exponents(),
-            self.stats,
-            self.magnitudes,
-            self.vote_scale,
-            self.vote_limits,
-            self.control,
-            self.shape.out_features,
-            self.shape.in_features,
-            self.shape.group_size,
-            self.shape.vote_bits,
-            activations,
-            self.gradients,
-            self.backend,
-        )
+        flat = x.reshape(-1, self.shape.in_features)
+        y_MN, _, _ = ops.linear(flat, self.vote_anchor(), bias, *self.vote_state(), activations, self.gradients)
         y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
         return y
 
-    def look_up(
-        self, ids: Tensor, dtype: torch.dtype, correlation: Tensor | None = None, steps: Tensor | None = None
-    ) -> Tensor:
+    def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""
-        rows: Tensor = ops.embedding(
-            ids,
-            self.vote_anchor(),
+        rows: Tensor = ops.embedding(ids, self.vote_anchor(), *self.vote_state(), dtype, self.gradients)
+        return rows
+
+    def vote_state(self) -> VoteState:
+        """The weight and what it learns by, for ops and kernels; the tensors are the module's own."""
+        return VoteState(
             self.weight,
             self.exponent,
+            self.exponent_origin,
             self.votes,
             self.voting_exponents(),
-            correlation,
-            steps,
             self.stats,
+            self.control,
+            self.vote_limits,
             self.magnitudes,
             self.vote_scale,
-            self.vote_limits,
-            self.control,
-            self.shape.out_features,
-            self.shape.in_features,
-            self.shape.group_size,
-            self.shape.vote_bits,
-            dtype,
-            self.gradients,
+            None,
+            None,
+            self.sizes,
             self.backend,
         )
-        return rows
+
+    def apply_votes(self, op: str, *settings: int) -> Tensor:
+        """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of that kernel.
+
+        Returns:
+            int64 scalar on the CPU: trits that changed.
+        """
+        changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
+        torch.autograd.graph.increment_version((self.weight, self.votes))
+        return changed.cpu()
+
+    def apply_exponent_votes(self, threshold: int, band: int, leak: int = 0) -> Tensor:
+        """Move the exponents, if they learn by residual votes; see the kernel of this name.
+
+        Returns:
+            int64 scalar on the CPU: exponents that changed.
+        """
+        if self.voting_exponents() is None:
+            return torch.zeros((), dtype=torch.int64)
+        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(self.vote_state(), threshold, band, leak)
+        torch.autograd.graph.increment_version((self.exponent, self.exponent_votes))
+        return moved.cpu()
 
     def vote_anchor(self) -> Tensor | None:
         """The tensor that makes backward reach this module, or None when it casts no votes now."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
-from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule
+from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 
 __all__ = ["TernaryRMSNorm"]
 
@@ -21,11 +23,8 @@ class TernaryRMSNorm(TernaryModule):
         eps: added to the mean square.
         learned: whether the gain exists for the result and casts votes.
         group_size: features that share an exponent.
-        gradients: ``float`` or ``int8``.
-        scale_rule: ``residual`` or ``frozen``.
-        vote_bits: of an accumulator: 8, 4 or 2.
-        backend: owner of the layout; None takes the current one.
         device: of the buffers.
+        options: see :class:`~arb_ternary.ternary.module.VoteOptions`.
     """
 
     def __init__(
@@ -35,22 +34,10 @@ class TernaryRMSNorm(TernaryModule):
         eps: float = 1e-6,
         learned: bool = True,
         group_size: GroupSize = 32,
-        gradients: str = "float",
-        scale_rule: ScaleRule = "residual",
-        vote_bits: int = 8,
-        backend: str | None = None,
         device: torch.device | str | None = None,
+        **options: Unpack[VoteOptions],
     ) -> None:
-        super().__init__(
-            1,
-            features,
-            group_size=group_size,
-            fan_in=1,
-            gradients=gradients,
-            scale_rule=scale_rule,
-            vote_bits=vote_bits,
-            backend=backend,
-        )
+        super().__init__(1, features, group_size=group_size, fan_in=1, **options)
         self.features = features
         self.eps = eps
         self.learned = learned

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_scaled_votes import MAX_NOISE_SHIFT, MAX_VOTE_LIMIT
-from arb_ternary.backends.reference_votes import stats_size
+from arb_ternary.backends.vote_state import VoteLimits
 
 __all__ = ["ScaleRule", "VoteMemory"]
 
@@ -29,8 +28,7 @@ class VoteMemory(nn.Module):
             ``[N + K]``; None under sign votes.
         vote_scale: factors (float32) or right shifts (int32) of rows, then columns, ``[N + K]``; an optimizer writes
             them in place. None under sign votes.
-        vote_limits: int64 ``[3]``: :attr:`vote_limit`, :attr:`exponent_shift` and :attr:`noise_shift`, in a tensor so
-            that a schedule that changes them recompiles no graph.
+        vote_limits: int64 ``[3]``: :attr:`limits`, in a tensor so that a schedule recompiles no graph.
     """
 
     shape: WeightShape
@@ -46,10 +44,10 @@ class VoteMemory(nn.Module):
     def allocate(self, shape: WeightShape) -> None:
         """Make the working memory of sign votes for a weight of this shape, on the CPU."""
         self.shape = shape
-        self.stats = torch.zeros(stats_size(shape))
+        self.stats = torch.zeros(1 + shape.out_features + shape.in_features)
         self.magnitudes = None
         self.vote_scale = None
-        self.vote_limits = torch.tensor([256, 0, 0], dtype=torch.int64)
+        self.vote_limits = torch.tensor(VoteLimits())
 
     def use_sign_votes(self) -> None:
         """Let backward cast the sign of the gradient, as a fresh module does."""
@@ -78,37 +76,13 @@ class VoteMemory(nn.Module):
         self.vote_scale = torch.full((size,), first, dtype=kind, device=self.weight.device)
 
     @property
-    def vote_limit(self) -> int:
-        """Largest scaled vote, in 256ths of a vote: 1..32512; 256 at birth."""
-        return int(self.vote_limits[0])
+    def limits(self) -> VoteLimits:
+        """How scaled votes are clipped and rounded; set, it is checked (ValueError)."""
+        return VoteLimits(*self.vote_limits.tolist())
 
-    @vote_limit.setter
-    def vote_limit(self, value: int) -> None:
-        if not 1 <= value <= MAX_VOTE_LIMIT:
-            raise ValueError(f"vote_limit must be in 1..{MAX_VOTE_LIMIT}, got {value}")
-        self.vote_limits[0] = value
-
-    @property
-    def exponent_shift(self) -> int:
-        """How far the sum of a group's scaled votes is shifted right to vote on its exponent: 0..31; 0 at birth."""
-        return int(self.vote_limits[1])
-
-    @exponent_shift.setter
-    def exponent_shift(self, value: int) -> None:
-        if not 0 <= value <= 31:
-            raise ValueError(f"exponent_shift must be in 0..31, got {value}")
-        self.vote_limits[1] = value
-
-    @property
-    def noise_shift(self) -> int:
-        """By how many powers of two the noise of rounding is narrower than a scaled vote: 0..16; 0 at birth."""
-        return int(self.vote_limits[2])
-
-    @noise_shift.setter
-    def noise_shift(self, value: int) -> None:
-        if not 0 <= value <= MAX_NOISE_SHIFT:
-            raise ValueError(f"noise_shift must be in 0..{MAX_NOISE_SHIFT}, got {value}")
-        self.vote_limits[2] = value
+    @limits.setter
+    def limits(self, value: VoteLimits) -> None:
+        self.vote_limits.copy_(torch.tensor(value.check()))
 
     def clear_stats(self) -> None:
         """Zero the statistics of gradients."""

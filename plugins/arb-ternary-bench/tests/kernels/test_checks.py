@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends import reference, reference_scaled_votes
+from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cells import Cell, check_close, check_equal, poisoned
 from arb_ternary_bench.kernels.operands import Operands, exact_grad_input, exact_linear
@@ -89,12 +90,13 @@ def test_a_wrong_quantisation_is_found(changed: Callable[..., str], make_cell: C
 
 @pytest.mark.parametrize("op", ["cast_scaled_votes", "cast_scaled_votes_int8"])
 def test_wrong_votes_are_found(op: str, changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
-    def of_another_stream(*arguments: Any) -> None:
-        *most, stream, shape = arguments
-        reference_scaled_votes.cast_scaled_votes(*most, stream + 8, shape)
+    def of_another_stream(*operands: Any) -> None:
+        *most, state = operands
+        control = state.control + torch.tensor([0, 0, 1, 0])
+        reference_scaled_votes.cast_scaled_votes(*most, state._replace(control=control))
 
-    def none_at_all(*arguments: Any) -> None:
-        arguments[7].fill_(1.0)
+    def none_at_all(*operands: Any) -> None:
+        operands[-1].magnitudes.fill_(1.0)
 
     with pytest.raises(ArbError, match="votes"):
         check_all(make_cell(op, rows=32), changed(cast_scaled_votes=none_at_all))
@@ -107,10 +109,10 @@ def test_wrong_votes_are_found(op: str, changed: Callable[..., str], make_cell: 
 
 
 def test_a_flip_that_is_missed_is_found(changed: Callable[..., str], make_cell: Callable[..., Cell]) -> None:
-    def lazy(packed: Tensor, votes: Tensor, *more: Any) -> Tensor:
-        before = packed.clone()
-        flips = reference_scaled_votes.apply_scaled_votes(packed, votes, *more)
-        packed[-1] = before[-1]
+    def lazy(state: VoteState, *settings: Any) -> Tensor:
+        before = state.weight.clone()
+        flips = reference_scaled_votes.apply_scaled_votes(state, *settings)
+        state.weight[-1] = before[-1]
         return flips
 
     with pytest.raises(ArbError, match=r"apply_scaled_votes .*weight"):

@@ -16,7 +16,6 @@ import torch
 from attrs import asdict
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import pack_votes
 from arb_ternary.counters.control import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
@@ -118,5 +117,5 @@ class TernarySignGSD(SignVotes):
                 shape = module.shape
                 decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)
                 decayed.clamp_(shape.smallest_vote, shape.largest_vote)
-                module.votes.copy_(pack_votes(module.backend, decayed.to(torch.int8), shape.vote_bits))
+                module.set_votes(decayed.to(torch.int8))
         return super()._apply_group(group, modules)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.vote_state import VoteState, new_state
 
 __all__ = ["GROUP_SIZES", "SHAPES", "Array", "BackendCase", "Weight", "examples", "float32"]
 
@@ -161,6 +162,18 @@ class BackendCase:
         unpacked = self.backend.kernels.get("unpack_votes", reference.unpack_votes)(votes, shape)
         assert isinstance(unpacked, Tensor)
         return self.array(unpacked).reshape(shape.out_features, shape.in_features)
+
+    def state(
+        self, weight: Weight, votes: Array | None = None, exponent_votes: Array | None = None, **others: Tensor | None
+    ) -> VoteState:
+        """The state of ``weight`` with these votes (zeros where none are given); ``others`` are fields of it."""
+        shape = weight.shape
+        if votes is None:
+            votes = np.zeros((shape.out_features, shape.in_features), np.int8)
+        if exponent_votes is not None:
+            others = {"exponent_votes": self.tensor(exponent_votes), **others}
+        held = self.votes_in(votes, shape.vote_bits)
+        return new_state(shape, weight.packed, weight.exponent_tensor, held, self.backend.name, **others)
 
     def trits_out(self, packed: Tensor, shape: WeightShape) -> Array:
         """A packed weight to ``[N, K]``."""

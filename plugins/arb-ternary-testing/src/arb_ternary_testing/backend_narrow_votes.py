@@ -44,15 +44,14 @@ class NarrowVoteTests(BackendCase):
         grad, x = _random(3, (4, 17), 3), _random(4, (4, 131), 3)
         votes = np.random.default_rng(5).choice([low, low + 1, 0, high], (17, 131)).astype(np.int8)
         exponent_votes = _random(6, (17, weight.shape.groups), 100)
-        held = self.votes_in(votes, bits), self.tensor(exponent_votes)
+        state = self.state(weight, votes, exponent_votes)
         scale = self.tensor(np.float32(1.0)) if kind == "int8" else None
-        stats = self.tensor(np.zeros(1 + 17 + 131, np.float32))
         operands = self.tensor(grad.astype(kind)), self.tensor(x.astype(kind))
-        self.run("cast_votes", *operands, scale, weight.packed, *held, stats, weight.shape)
+        self.run("cast_votes", *operands, scale, state)
         gradient = grad.astype(np.int64).T @ x.astype(np.int64)
         wanted = expected.cast_votes(gradient, weight.trits, votes, exponent_votes, 32, bits)
-        np.testing.assert_array_equal(self.votes_out(held[0], weight.shape), wanted[0])
-        np.testing.assert_array_equal(self.array(held[1]), wanted[1])
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), wanted[0])
+        np.testing.assert_array_equal(self.array(state.learned), wanted[1])
 
     @pytest.mark.parametrize("bits", BITS)
     def test_narrow_votes_of_a_lookup_leave_other_rows_alone(self, bits: int) -> None:
@@ -60,28 +59,15 @@ class NarrowVoteTests(BackendCase):
         ids = np.array([4, 0, 4])
         grad = _random(8, (3, 45), 3)
         votes = _random(9, (6, 45), expected.VOTE_RANGES[bits][1])
-        held, exponent_votes = self.votes_in(votes, bits), np.zeros((6, 2), np.int8)
-        stats = self.tensor(np.zeros(1 + 6 + 45, np.float32))
-        before = held.clone()
-        self.run(
-            "embedding_votes",
-            self.tensor(ids),
-            self.tensor(grad.astype(np.float32)),
-            None,
-            weight.packed,
-            held,
-            None,
-            None,
-            None,
-            stats,
-            weight.shape,
-        )
+        state = self.state(weight, votes)._replace(exponent_votes=None)
+        before = state.votes.clone()
+        self.run("embedding_votes", self.tensor(ids), self.tensor(grad.astype(np.float32)), None, state)
         summed = np.zeros((6, 45), np.int64)
         np.add.at(summed, ids, grad)
-        wanted, _ = expected.cast_votes(summed, weight.trits, votes, exponent_votes, 32, bits)
-        np.testing.assert_array_equal(self.votes_out(held, weight.shape), wanted)
+        wanted, _ = expected.cast_votes(summed, weight.trits, votes, np.zeros((6, 2), np.int8), 32, bits)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), wanted)
         untouched = torch.tensor([1, 2, 3, 5], device=self.device)
-        rows = held.view(6, -1), before.view(6, -1)
+        rows = state.votes.view(6, -1), before.view(6, -1)
         assert torch.equal(rows[0][untouched], rows[1][untouched])
 
     @examples(20)
@@ -94,11 +80,11 @@ class NarrowVoteTests(BackendCase):
         seed = data.draw(st.integers(0, 2**16))
         weight = self.weight(seed, 5, columns, 64, vote_bits=bits)
         votes = _random(seed + 1, (5, columns), largest)
-        held = self.votes_in(votes, bits)
-        flips = self.run("apply_votes", weight.packed, held, threshold, leak, weight.shape)
+        state = self.state(weight, votes)
+        flips = self.run("apply_votes", state, threshold, leak)
         trits, left, count = expected.apply_votes(weight.trits, votes, threshold, leak)
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
-        np.testing.assert_array_equal(self.votes_out(held, weight.shape), left)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
         # Padding is packed as before: bytes are those of packing what came out.
-        assert torch.equal(held, self.votes_in(left, bits))
+        assert torch.equal(state.votes, self.votes_in(left, bits))

@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary_testing import restatement_votes as expected
 from arb_ternary_testing.backend_case import SHAPES, Array, BackendCase, Weight, examples, float32
 
@@ -52,39 +54,46 @@ class ScaledVoteTests(BackendCase):
     ) -> tuple[Array, Array, Array, Array]:
         """Run the kernel; votes ``[N, K]``, exponent votes ``[N, J]``, statistics and magnitudes afterwards."""
         shape = weight.shape
-        rows, columns = shape.out_features, shape.in_features
-        votes = np.zeros((rows, columns), np.int8) if votes is None else votes
-        exponent_votes = np.zeros((rows, shape.groups), np.int8) if exponent_votes is None else exponent_votes
-        magnitudes = np.zeros(rows + columns, np.float32) if magnitudes is None else magnitudes
-        held = (
-            self.votes_in(votes, shape.vote_bits),
-            self.tensor(exponent_votes),
-            self.tensor(np.zeros(1 + rows + columns, np.float32)),
-            self.tensor(magnitudes),
-        )
+        if magnitudes is None:
+            magnitudes = np.zeros(shape.out_features + shape.in_features, np.float32)
+        factors = self.tensor(vote_scale)
+        state = self._scaled(weight, factors, draw, VoteLimits(limit, shift, noise_shift), votes, exponent_votes)
+        state = state._replace(magnitudes=self.tensor(magnitudes))
         operands = (
             (self.tensor(grad, dtype), self.tensor(x, dtype)) if ids is None else (self.tensor(ids), self.tensor(grad))
         )
-        fixed = (*operands, weight.packed, self.tensor(vote_scale))
+        fixed = (*operands, weight.packed, factors)
         before = [tensor.clone() for tensor in fixed]
         self.run(
             "cast_scaled_votes" if ids is None else "embedding_scaled_votes",
             *operands,
             None if scale is None else self.tensor(float32(scale)),
-            weight.packed,
-            *held,
-            fixed[3],
-            limit,
-            shift,
-            draw.seed,
-            draw.step,
-            draw.stream,
-            shape,
-            **({"noise_shift": noise_shift} if noise_shift else {}),
+            state,
         )
         for tensor, old in zip(fixed, before, strict=True):
             assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
-        return self.votes_out(held[0], shape), self.array(held[1]), self.array(held[2]), self.array(held[3])
+        sums = self.array(state.stats), self.array(state.scaling[0])
+        return self.votes_out(state.votes, shape), self.array(state.learned), *sums
+
+    def _scaled(
+        self,
+        weight: Weight,
+        vote_scale: Tensor,
+        draw: expected.Draw = DRAW,
+        limits: VoteLimits = VoteLimits(),  # noqa: B008
+        votes: Array | None = None,
+        exponent_votes: Array | None = None,
+    ) -> VoteState:
+        """A state that casts scaled votes, and draws by ``draw``."""
+        return self.state(
+            weight,
+            votes,
+            exponent_votes,
+            control=self.tensor(draw.control),
+            limits=torch.tensor(limits, device=self.device),
+            magnitudes=torch.zeros(vote_scale.shape, device=self.device),
+            vote_scale=vote_scale,
+        )
 
     def _expect_scaled(
         self,
@@ -238,13 +247,10 @@ class ScaledVoteTests(BackendCase):
         weight = self.weight(3, 6, 96, 32)
         grad, x = _integers(1, 4, 6, 3).astype(np.float32), _integers(2, 4, 96, 3).astype(np.float32)
         factors = _factors(3, 102)
-        votes, stats = self.votes_in(np.zeros((6, 96), np.int8)), self.tensor(np.zeros(103, np.float32))
-        rest = (stats, self.tensor(np.zeros(102, np.float32)), self.tensor(factors), 256, 0)
-        words = (DRAW.seed, DRAW.step, DRAW.stream)
-        operands = (self.tensor(grad), self.tensor(x), None)
-        self.run("cast_scaled_votes", *operands, weight.packed, votes, None, *rest, *words, weight.shape)
+        state = self._scaled(weight, self.tensor(factors))._replace(exponent_votes=None)
+        self.run("cast_scaled_votes", self.tensor(grad), self.tensor(x), None, state)
         cast = expected.float_votes(grad.T @ x, factors, 256, DRAW)
-        np.testing.assert_array_equal(self.votes_out(votes, weight.shape), -cast)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), -cast)
 
     def test_every_step_and_stream_rounds_by_itself_and_the_mean_is_the_gradient(self) -> None:
         weight = self.weight(6, 64, 96, 32)
@@ -358,32 +364,29 @@ class ScaledVoteTests(BackendCase):
         largest = weight.shape.largest_vote
         threshold = data.draw(st.sampled_from(sorted({1, 2, largest // 2, largest} - {0, 2 if bits == 2 else 0})))
         votes = _integers(seed + 1, rows, columns, largest).astype(np.int8)
-        held = self.votes_in(votes, bits)
-        words = (DRAW.seed, DRAW.step, DRAW.stream)
-        flips = self.run("apply_scaled_votes", weight.packed, held, threshold, decay, carry, *words, weight.shape)
+        state = self.state(weight, votes, control=self.tensor(DRAW.control))
+        flips = self.run("apply_scaled_votes", state, threshold, decay, carry)
         trits, left, count = expected.apply_scaled_votes(weight.trits, votes, threshold, decay, carry=carry, draw=DRAW)
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
-        np.testing.assert_array_equal(self.votes_out(held, weight.shape), left)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
         assert torch.equal(weight.packed, self.run("pack", self.tensor(trits))), "padding has changed"
-        assert torch.equal(held, self.votes_in(left, bits)), "padding of the votes has changed"
+        assert torch.equal(state.votes, self.votes_in(left, bits)), "padding of the votes has changed"
 
     @pytest.mark.parametrize("carry", [False, True])
     def test_below_the_threshold_and_without_decay_nothing_changes_bit_for_bit(self, carry: bool) -> None:
         weight = self.weight(8, 9, 200, 64)
         votes = _integers(1, 9, 200, 31).astype(np.int8)
-        packed, held = weight.packed.clone(), self.votes_in(votes)
-        before = held.clone()
-        words = (DRAW.seed, DRAW.step, DRAW.stream)
-        flips = self.run("apply_scaled_votes", weight.packed, held, 32, 0, carry, *words, weight.shape)
+        state = self.state(weight, votes)
+        packed, before = weight.packed.clone(), state.votes.clone()
+        flips = self.run("apply_scaled_votes", state, 32, 0, carry)
         assert int(flips) == 0
         assert torch.equal(weight.packed, packed)
-        assert torch.equal(held, before)
+        assert torch.equal(state.votes, before)
 
     def test_two_bit_votes_are_gone_after_every_step(self) -> None:
         weight = self.weight(9, 5, 77, 32, vote_bits=2)
-        words = (DRAW.seed, DRAW.step, DRAW.stream)
         for carry in (False, True):
-            held = self.votes_in(_integers(1, 5, 77, 1).astype(np.int8), 2)
-            self.run("apply_scaled_votes", weight.packed, held, 1, 0, carry, *words, weight.shape)
-            assert not self.votes_out(held, weight.shape).any()
+            state = self.state(weight, _integers(1, 5, 77, 1).astype(np.int8))
+            self.run("apply_scaled_votes", state, 1, 0, carry)
+            assert not self.votes_out(state.votes, weight.shape).any()

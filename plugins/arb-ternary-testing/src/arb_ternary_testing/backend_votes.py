@@ -35,27 +35,14 @@ class VoteTests(BackendCase):
     ) -> tuple[Array, Array, Array]:
         """Run the kernel; votes ``[N, K]``, exponent votes ``[N, J]`` and statistics afterwards."""
         shape = weight.shape
-        if votes is None:
-            votes = np.zeros((shape.out_features, shape.in_features), np.int8)
-        if exponent_votes is None:
-            exponent_votes = np.zeros((shape.out_features, shape.groups), np.int8)
-        if stats is None:
-            stats = np.zeros(1 + shape.out_features + shape.in_features, np.float32)
-        held = self.votes_in(votes), self.tensor(exponent_votes), self.tensor(stats)
+        others = {} if stats is None else {"stats": self.tensor(stats)}
+        state = self.state(weight, votes, exponent_votes, **others)
         fixed = self.tensor(grad, dtype), self.tensor(x, dtype), weight.packed
         before = [tensor.clone() for tensor in fixed]
-        self.run(
-            "cast_votes",
-            fixed[0],
-            fixed[1],
-            None if scale is None else self.tensor(float32(scale)),
-            weight.packed,
-            *held,
-            shape,
-        )
+        self.run("cast_votes", *fixed[:2], None if scale is None else self.tensor(float32(scale)), state)
         for tensor, old in zip(fixed, before, strict=True):
             assert torch.equal(tensor.nan_to_num(), old.nan_to_num()), "an input was changed"
-        return self.votes_out(held[0], shape), self.array(held[1]), self.array(held[2])
+        return self.votes_out(state.votes, shape), self.array(state.learned), self.array(state.stats)
 
     def _integers(self, seed: int, rows: int, columns: int, largest: int) -> Array:
         return np.random.default_rng(seed).integers(-largest, largest + 1, (rows, columns))
@@ -144,9 +131,9 @@ class VoteTests(BackendCase):
     def test_without_exponent_votes_only_trits_are_voted_on(self) -> None:
         weight = self.weight(3, 6, 96, 32)
         grad, x = self._integers(1, 4, 6, 3).astype(np.float32), self._integers(2, 4, 96, 3).astype(np.float32)
-        votes, stats = self.votes_in(np.zeros((6, 96), np.int8)), self.tensor(np.zeros(1 + 6 + 96, np.float32))
-        self.run("cast_votes", self.tensor(grad), self.tensor(x), None, weight.packed, votes, None, stats, weight.shape)
-        np.testing.assert_array_equal(self.votes_out(votes, weight.shape), -np.sign(grad.T @ x))
+        state = self.state(weight)._replace(exponent_votes=None)
+        self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), -np.sign(grad.T @ x))
 
     @pytest.mark.parametrize("scale", [None, 0.25])
     def test_statistics_add_the_squares_of_the_gradient_by_row_and_by_column(self, scale: float | None) -> None:
@@ -163,14 +150,14 @@ class VoteTests(BackendCase):
     def test_every_micro_batch_casts_its_own_votes(self) -> None:
         weight = self.weight(5, 4, 33, 32)
         votes, exponent_votes = np.zeros((4, 33), np.int8), np.zeros((4, 2), np.int8)
-        held = self.votes_in(votes), self.tensor(exponent_votes), self.tensor(np.zeros(1 + 4 + 33, np.float32))
+        state = self.state(weight)
         for seed in range(3):
             grad = self._integers(seed, 2, 4, 3).astype(np.float32)
             x = self._integers(seed + 9, 2, 33, 3).astype(np.float32)
-            self.run("cast_votes", self.tensor(grad), self.tensor(x), None, weight.packed, *held, weight.shape)
+            self.run("cast_votes", self.tensor(grad), self.tensor(x), None, state)
             votes, exponent_votes = expected.cast_votes(grad.T @ x, weight.trits, votes, exponent_votes, 32)
-        np.testing.assert_array_equal(self.votes_out(held[0], weight.shape), votes)
-        np.testing.assert_array_equal(self.array(held[1]), exponent_votes)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), votes)
+        np.testing.assert_array_equal(self.array(state.learned), exponent_votes)
 
     def test_fused_votes_materialise_no_gradient(self) -> None:
         if FUSED_VOTES not in self.backend.capabilities:
@@ -178,18 +165,9 @@ class VoteTests(BackendCase):
         weight = self.weight(6, 256, 512, 128)
         grad, x = self._integers(1, 8, 256, 3).astype(np.float32), self._integers(2, 8, 512, 3).astype(np.float32)
         largest = _LargestTensor()
-        arguments = (
-            self.tensor(grad),
-            self.tensor(x),
-            None,
-            weight.packed,
-            self.votes_in(np.zeros((256, 512), np.int8)),
-            self.tensor(np.zeros((256, 4), np.int8)),
-            self.tensor(np.zeros(1 + 256 + 512, np.float32)),
-            weight.shape,
-        )
+        operands = self.tensor(grad), self.tensor(x), None, self.state(weight)
         with largest:
-            self.run("cast_votes", *arguments)
+            self.run("cast_votes", *operands)
         assert largest.nbytes < 256 * 512, f"a tensor of {largest.nbytes} bytes was made"
 
     # --- apply_votes ----------------------------------------------------------------------------------------------
@@ -207,37 +185,36 @@ class VoteTests(BackendCase):
     ) -> None:
         weight = self.weight(seed, rows, columns, 64)
         votes = np.random.default_rng(seed + 1).integers(-128, 128, (rows, columns)).astype(np.int8)
-        held = self.votes_in(votes)
-        flips = self.run("apply_votes", weight.packed, held, threshold, leak, weight.shape)
+        state = self.state(weight, votes)
+        flips = self.run("apply_votes", state, threshold, leak)
         trits, left, count = expected.apply_votes(weight.trits, votes, threshold, leak)
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
-        np.testing.assert_array_equal(self.votes_out(held, weight.shape), left)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
 
     def test_from_minus_one_to_plus_one_takes_two_crossings(self) -> None:
         weight = self.weight_of(np.full((1, 32), -1, np.int8), np.zeros((1, 1), np.int8), 32)
         seen = []
         for _ in range(3):
-            held = self.votes_in(np.full((1, 32), 127, np.int8))
-            flips = self.run("apply_votes", weight.packed, held, 32, 0, weight.shape)
+            state = self.state(weight, np.full((1, 32), 127, np.int8))
+            flips = self.run("apply_votes", state, 32, 0)
             seen.append((int(self.trits_out(weight.packed, weight.shape)[0, 0]), int(flips)))
-            assert not self.votes_out(held, weight.shape).any()
+            assert not self.votes_out(state.votes, weight.shape).any()
         assert seen == [(0, 32), (1, 32), (1, 0)]
 
     def test_below_the_threshold_nothing_changes_bit_for_bit(self) -> None:
         weight = self.weight(8, 9, 200, 64)
         votes = np.random.default_rng(1).integers(-31, 32, (9, 200)).astype(np.int8)
-        packed, held = weight.packed.clone(), self.votes_in(votes)
-        flips = self.run("apply_votes", weight.packed, held, 32, 0, weight.shape)
+        packed, state = weight.packed.clone(), self.state(weight, votes)
+        flips = self.run("apply_votes", state, 32, 0)
         assert int(flips) == 0
         assert torch.equal(weight.packed, packed)
-        np.testing.assert_array_equal(self.votes_out(held, weight.shape), votes)
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), votes)
 
     def test_padding_never_flips(self) -> None:
         """After many crossings the packed form is still the one that packing the trits gives."""
         weight = self.weight(9, 3, 131, 32)
-        held = self.votes_in(np.full((3, 131), 127, np.int8))
-        self.run("apply_votes", weight.packed, held, 1, 0, weight.shape)
+        self.run("apply_votes", self.state(weight, np.full((3, 131), 127, np.int8)), 1, 0)
         trits = self.trits_out(weight.packed, weight.shape)
         assert torch.equal(weight.packed, self.run("pack", self.tensor(trits)))
 
@@ -260,19 +237,21 @@ class VoteTests(BackendCase):
         origin = rng.integers(-9, 4, (rows, 1) if per_row else (1, 1)).astype(np.int8)
         exponent = (origin + rng.integers(-band, band + 1, (rows, groups))).astype(np.int8)
         votes = rng.integers(-128, 128, (rows, groups)).astype(np.int8)
-        held = self.tensor(exponent), self.tensor(votes)
-        moved = self.run("apply_exponent_votes", *held, self.tensor(origin), threshold, band, leak)
+        weight = self.weight_of(np.zeros((rows, 32 * groups), np.int8), exponent, 32)
+        state = self.state(weight, exponent_votes=votes, origin=self.tensor(origin))
+        moved = self.run("apply_exponent_votes", state, threshold, band, leak)
         wanted = expected.apply_exponent_votes(
             exponent, votes, np.broadcast_to(origin, exponent.shape), threshold, band, leak
         )
-        np.testing.assert_array_equal(self.array(held[0]), wanted[0])
-        np.testing.assert_array_equal(self.array(held[1]), wanted[1])
+        np.testing.assert_array_equal(self.array(state.exponent), wanted[0])
+        np.testing.assert_array_equal(self.array(state.learned), wanted[1])
         assert int(moved) == wanted[2]
 
     def test_an_exponent_stays_where_a_power_of_two_is_a_normal_float(self) -> None:
-        exponent, votes = self.tensor(np.array([[-126, 127]], np.int8)), self.tensor(np.array([[-128, 127]], np.int8))
-        self.run("apply_exponent_votes", exponent, votes, exponent.clone(), 1, 3, 0)
-        assert self.array(exponent).tolist() == [[-126, 127]]
+        weight = self.weight_of(np.zeros((1, 64), np.int8), np.array([[-126, 127]], np.int8), 32)
+        state = self.state(weight, exponent_votes=np.array([[-128, 127]], np.int8))
+        self.run("apply_exponent_votes", state, 1, 3, 0)
+        assert self.array(state.exponent).tolist() == [[-126, 127]]
 
     # --- embedding_votes ------------------------------------------------------------------------------------------
 
@@ -287,36 +266,27 @@ class VoteTests(BackendCase):
         exponent_votes = self._integers(3, 11, 3, 100).astype(np.int8)
         correlation = self._integers(4, 11, 3, 30000).astype(np.int16)
         steps = np.abs(self._integers(5, 11, 3, 9)).astype(np.int32)
-        held = self.votes_in(votes), self.tensor(exponent_votes), self.tensor(correlation), self.tensor(steps)
-        stats = self.tensor(np.zeros(1 + 11 + 70, np.float32))
-        self.run(
-            "embedding_votes",
-            self.tensor(ids),
-            self.tensor(grad.astype(kind)),
-            None if kind == "float32" else self.tensor(float32(1.0)),
-            weight.packed,
-            held[0],
-            None if correlated else held[1],
-            held[2] if correlated else None,
-            held[3] if correlated else None,
-            stats,
-            weight.shape,
-        )
+        state = self.state(weight, votes, exponent_votes)
+        if correlated:
+            state = state._replace(exponent_votes=None, correlation=self.tensor(correlation), steps=self.tensor(steps))
+        scale = None if kind == "float32" else self.tensor(float32(1.0))
+        self.run("embedding_votes", self.tensor(ids), self.tensor(grad.astype(kind)), scale, state)
         summed = np.zeros((11, 70), np.int64)
         np.add.at(summed, ids, grad)
         wanted = expected.cast_votes(summed, weight.trits, votes, exponent_votes, 32)
         touched = np.isin(np.arange(11), ids)[:, None]
-        np.testing.assert_array_equal(self.votes_out(held[0], weight.shape), np.where(touched, wanted[0], votes))
-        if correlated:
+        np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), np.where(touched, wanted[0], votes))
+        if state.correlation is not None and state.steps is not None:
             score = expected.group_score(np.sign(summed) * weight.trits, 32)
             total = np.clip(correlation.astype(np.int64) + score, -(2**15), 2**15 - 1)
-            np.testing.assert_array_equal(self.array(held[2]), np.where(touched, total, correlation))
-            np.testing.assert_array_equal(self.array(held[3]), steps + touched)
+            np.testing.assert_array_equal(self.array(state.correlation), np.where(touched, total, correlation))
+            np.testing.assert_array_equal(self.array(state.steps), steps + touched)
         else:
-            np.testing.assert_array_equal(self.array(held[1]), np.where(touched, wanted[1], exponent_votes))
+            np.testing.assert_array_equal(self.array(state.learned), np.where(touched, wanted[1], exponent_votes))
         squares = summed.astype(np.float64) ** 2
         np.testing.assert_array_equal(
-            self.array(stats), np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)]).astype(np.float32)
+            self.array(state.stats),
+            np.concatenate([[0.0], squares.sum(axis=1), squares.sum(axis=0)]).astype(np.float32),
         )
 
 

@@ -26,11 +26,16 @@ LARGEST_VOTE = {8: 127, 4: 7, 2: 1}
 
 @frozen
 class Draw:
-    """The words of the counter hash that a kernel is given."""
+    """The words of the counter hash that a kernel draws by; ``stream`` is a multiple of 8."""
 
     seed: int
     step: int
     stream: int
+
+    @property
+    def control(self) -> Array:
+        """Them as a module's control words: seed, step, stream and micro-batch."""
+        return np.array([self.seed, self.step >> 20, self.stream // 8, self.step & (2**20 - 1)], np.int64)
 
     def bits(self, shape: tuple[int, ...], use: int) -> Array:
         """Hashes of the flat indices of a matrix, int64."""

@@ -195,3 +195,9 @@ def test_the_dtype_of_activations_can_be_set(tokens: Tokens) -> None:
     loss_of(model, tokens(2, 9)).backward()
     assert all(votes.any() for votes in votes_of(model).values())
     assert audit(model).pure
+
+
+def test_a_decoder_gives_its_bits_to_every_ternary_part() -> None:
+    config = DecoderConfig(width=32, layers=1, heads=2, vote_bits=4, learned_norms=True)
+    bits = {module.shape.vote_bits for _, module in ternary_modules(Decoder(config, 11))}
+    assert bits == {4}

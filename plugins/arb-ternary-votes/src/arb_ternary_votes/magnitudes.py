@@ -143,5 +143,4 @@ class Magnitudes:
         self.row.copy_(row)
         self.column.copy_(column)
         self.steps = int(state["steps"])
-        # States of before votes were spread have no such counts; their means are those of whole steps.
-        self.casts, self.deferred = int(state.get("casts", 1)), int(state.get("deferred", 0))
+        self.casts, self.deferred = int(state["casts"]), int(state["deferred"])

@@ -89,7 +89,7 @@ class MomentumVotes(NormalisedVotes):
         levels, i = self._levels[place[0]], place[1]
         largest = module.shape.largest_vote
         threshold = whole_threshold(levels[i], int(module.control[STEP]), largest)
-        flips = self._apply_votes(group, module, threshold, round(65536 * group["decay"]))
+        flips = module.apply_votes("apply_scaled_votes", threshold, round(65536 * group["decay"]), group["carry"])
         elements = module.shape.out_features * module.shape.in_features
         if voted and elements:
             levels[i] = next_level(

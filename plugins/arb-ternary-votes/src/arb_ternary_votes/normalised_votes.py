@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
-from arb_ternary.counters.control import MICRO, hash_words
+from arb_ternary.backends.vote_state import VoteLimits
+from arb_ternary.counters.control import MICRO
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
@@ -69,14 +69,6 @@ class NormalisedVotes(TernaryOptimizer):
             voted: whether votes can have been cast since the last step.
         """
 
-    def _apply_votes(self, group: Mapping[str, Any], module: TernaryModule, threshold: int, decay: int) -> Tensor:
-        """``apply_scaled_votes`` on one module, with ``decay`` in units of 2**-16."""
-        flips: Tensor = kernel(module.backend, "apply_scaled_votes")(
-            module.weight, module.votes, threshold, decay, group["carry"], *hash_words(module.control), module.shape
-        )
-        torch.autograd.graph.increment_version((module.weight, module.votes))
-        return flips
-
     def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
         flips = torch.zeros((), dtype=torch.int64)
         moves = torch.zeros((), dtype=torch.int64)
@@ -92,17 +84,8 @@ class NormalisedVotes(TernaryOptimizer):
             self._set_scale(module, magnitudes, group)
             if module.frozen or group["lr"] <= 0:
                 continue
-            if module.voting_exponents() is not None:
-                moves += kernel(module.backend, "apply_exponent_votes")(
-                    module.exponent,
-                    module.exponent_votes,
-                    module.exponent_origin,
-                    group["e_accum_threshold"],
-                    group["band"],
-                    0,
-                ).to(moves.device)
-                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
-            flips += self._flip(group, module, (index, i), voted).to(flips.device)
+            moves += module.apply_exponent_votes(group["e_accum_threshold"], group["band"])
+            flips += self._flip(group, module, (index, i), voted)
             if isinstance(module, TernaryLinear):
                 rate = group["lr"] / group["base_lr"]
                 module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
@@ -122,18 +105,16 @@ class NormalisedVotes(TernaryOptimizer):
         integer = casts_integers(module)
         if magnitudes.steps == 0 or group["vote_rate"] <= 0:
             module.vote_scale.fill_(31 if integer else 0)
-            module.vote_limit = 1
+            module.limits = module.limits._replace(vote_limit=1)
             return
-        quanta, limit, module.noise_shift = self._scaling(
-            group, module, self._quanta(group, module) / magnitudes.spread
-        )
+        quanta, largest, noise_shift = self._scaling(group, module, self._quanta(group, module) / magnitudes.spread)
         module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
-        module.vote_limit = max(1, min(round(256 * limit), 256 * module.shape.largest_vote))
+        limit = max(1, min(round(256 * largest), 256 * module.shape.largest_vote))
         # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by
         # ``exponent_rate`` of its threshold.
         score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
         shift = round(math.log2(score / (group["exponent_rate"] * group["e_accum_threshold"])))
-        module.exponent_shift = min(31, max(0, shift))
+        module.limits = VoteLimits(limit, min(31, max(0, shift)), noise_shift)
 
     def _refresh_scales(self) -> None:
         """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""

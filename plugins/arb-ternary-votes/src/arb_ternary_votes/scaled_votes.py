@@ -159,15 +159,13 @@ class ScaledVotes(NormalisedVotes):
 
     def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
         decay = round(65536 * min(1.0, group["leak"] * group["lr"]))
-        return self._apply_votes(group, module, _cell(group, module), decay)
+        return module.apply_votes("apply_scaled_votes", _cell(group, module), decay, group["carry"])
 
 
 def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
-    # A state of before there was a choice is of proportional votes.
-    tail = group.get("tail", False)
-    if tail is None:
+    if group["tail"] is None:
         return module.shape.vote_bits == 4 and not casts_integers(module)
-    return bool(tail)
+    return bool(group["tail"])
 
 
 def _cell(group: Mapping[str, Any], module: TernaryModule) -> int:

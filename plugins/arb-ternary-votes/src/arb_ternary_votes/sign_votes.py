@@ -16,7 +16,6 @@ from attrs import asdict, frozen
 from attrs.validators import and_, ge, gt, instance_of, le, optional
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel
 from arb_ternary.config.options import option
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
@@ -133,18 +132,9 @@ class SignVotes(TernaryOptimizer):
         for module in modules:
             if module.frozen:
                 continue
-            backend = module.backend
-            if module.voting_exponents() is not None:
-                moves += kernel(backend, "apply_exponent_votes")(
-                    module.exponent, module.exponent_votes, module.exponent_origin, e_threshold, group["band"], leak
-                ).to(moves.device)
-                torch.autograd.graph.increment_version((module.exponent, module.exponent_votes))
+            moves += module.apply_exponent_votes(e_threshold, group["band"], leak)
             # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has raised.
-            theta = min(threshold, module.shape.largest_vote)
-            flips += kernel(backend, "apply_votes")(module.weight, module.votes, theta, leak, module.shape).to(
-                flips.device
-            )
-            torch.autograd.graph.increment_version((module.weight, module.votes))
+            flips += module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak)
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(threshold)
         return flips, moves

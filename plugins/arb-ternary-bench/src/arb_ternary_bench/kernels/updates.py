@@ -10,9 +10,9 @@ from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.protocol import FUSED_VOTES, WeightShape
-from arb_ternary.backends.reference_votes import stats_size
+from arb_ternary.backends.protocol import FUSED_VOTES
 from arb_ternary.backends.select import get_backend
+from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.cells import Cell, Contender, check_close, check_equal, poisoned
 from arb_ternary_bench.kernels.operands import Operands
@@ -33,41 +33,44 @@ _EXPONENT_SHIFT: Final = 5
 _DECAY: Final = round(65536 * 0.02 * 0.2)
 #: Share of accumulators that cross their threshold in a step.
 _CROSSING: Final = 0.005
-_HASH: Final = (11, 7 << 20, 24)
+#: Seed, step, stream and micro-batch.
+_CONTROL: Final = (11, 7, 3, 0)
 
 
 @frozen
 class _Held:
-    """The state that one copy of a weight keeps, in a backend's layout."""
+    """One copy of a weight and its votes, in a backend's layout."""
 
-    packed: Tensor
-    votes: Tensor
-    exponent_votes: Tensor
+    state: VoteState
+
+    @property
+    def changing(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.state.weight, self.state.votes, self.state.learned
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + self.votes.nbytes + self.exponent_votes.nbytes
+        return sum(tensor.nbytes for tensor in self.changing)
 
     def clone(self) -> _Held:
-        return _Held(self.packed.clone(), self.votes.clone(), self.exponent_votes.clone())
+        weight, votes, exponent_votes = (tensor.clone() for tensor in self.changing)
+        return _Held(self.state._replace(weight=weight, votes=votes, exponent_votes=exponent_votes))
 
     def copy_(self, other: _Held) -> None:
-        self.packed.copy_(other.packed)
-        self.votes.copy_(other.votes)
-        self.exponent_votes.copy_(other.exponent_votes)
+        for own, theirs in zip(self.changing, other.changing, strict=True):
+            own.copy_(theirs)
 
-    def logical(self, name: str, shape: WeightShape) -> tuple[Tensor, Tensor, Tensor]:
+    def logical(self) -> tuple[Tensor, Tensor, Tensor]:
         """Trits, votes and the exponents' votes."""
-        return (
-            kernel(name, "unpack")(self.packed, shape),
-            kernel(name, "unpack_votes")(self.votes, shape),
-            self.exponent_votes,
-        )
+        weight, votes, exponent_votes = self.changing
+        name, shape = self.state.backend, self.state.shape
+        return kernel(name, "unpack")(weight, shape), kernel(name, "unpack_votes")(votes, shape), exponent_votes
 
 
-def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor) -> _Held:
-    exponent_votes = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device)
-    return _Held(kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK), exponent_votes)
+def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor, **others: Tensor) -> _Held:
+    exponent = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device)
+    weight, votes = kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK)
+    control = torch.tensor(_CONTROL, device=cell.device)
+    return _Held(new_state(cell.shape, weight, exponent, votes, name, control=control, **others))
 
 
 # --- casting ---------------------------------------------------------------------------------------------------------
@@ -78,25 +81,22 @@ def cast_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, 
 
     torch's contenders do the matrix product alone, and leave the gradient in memory.
     """
-    shape = cell.shape
     votes_NK = operands.integers(-_CELL + 1, _CELL - 1, cell.out_features, cell.in_features)
     grad = operands.int8_gradient if integer else operands.gradient.to(torch.bfloat16)
     scale = operands.gradient_scale if integer else None
     vote_scale = _vote_scale(cell, grad, scale, operands.q)
 
-    def caster(name: str) -> tuple[_Held, Callable[[_Held], tuple[Tensor, Tensor]]]:
+    def caster(name: str) -> tuple[_Held, Callable[[_Held], Tensor]]:
         run = kernel(name, "cast_scaled_votes")
-        stats = torch.zeros(stats_size(shape), device=cell.device)
         magnitudes = torch.zeros(cell.out_features + cell.in_features, device=cell.device)
+        limits = torch.tensor(VoteLimits(_LIMIT, _EXPONENT_SHIFT), device=cell.device)
 
-        def cast(held: _Held) -> tuple[Tensor, Tensor]:
-            run(
-                grad, operands.q, scale, held.packed, held.votes, held.exponent_votes, stats, magnitudes, vote_scale,
-                _LIMIT, _EXPONENT_SHIFT, *_HASH, shape,
-            )  # fmt: skip
-            return stats, magnitudes
+        def cast(held: _Held) -> Tensor:
+            run(grad, operands.q, scale, held.state)
+            return magnitudes
 
-        return _held(cell, operands, name, votes_NK), cast
+        scaling = {"magnitudes": magnitudes, "vote_scale": vote_scale, "limits": limits}
+        return _held(cell, operands, name, votes_NK, **scaling), cast
 
     made = []
     for name in backends:
@@ -104,7 +104,7 @@ def cast_contenders(cell: Cell, operands: Operands, backends: Sequence[str], *, 
         note = "" if "cast_scaled_votes" in get_backend(name).kernels else "the torch backend stands in"
         if FUSED_VOTES not in get_backend(name).capabilities:
             note = note or "tiles of the gradient are tensors"
-        moved = fresh.nbytes + fresh.votes.nbytes + grad.nbytes + operands.q.nbytes
+        moved = fresh.nbytes + fresh.state.votes.nbytes + grad.nbytes + operands.q.nbytes
         made.append(
             _updating(
                 cell, name, fresh, cast, _cast_check(cell, name, caster, exact=integer), moved, cell.product_operations,
@@ -136,8 +136,8 @@ def _cast_check(cell: Cell, name: str, caster: Callable[[str], Any], *, exact: b
         for each in (name, _REFERENCE):
             held, cast = caster(each)
             with poisoned(((cell.out_features, cell.in_features), torch.float32), device=cell.device):
-                _, magnitudes = cast(held)
-            results.append((*held.logical(each, cell.shape), magnitudes))
+                magnitudes = cast(held)
+            results.append((*held.logical(), magnitudes))
         (trits, votes, exponent_votes, sizes), (_, wanted_votes, wanted_exponent_votes, wanted_sizes) = results
         what = f"{cell.title}: {name}"
         check_equal(f"{what}, weight", trits, results[1][0])
@@ -201,7 +201,6 @@ def _gradient_product(
 
 def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) -> list[Contender]:
     """Votes to flips, with decay and carry; torch's contender is fused AdamW in float32 on as many parameters."""
-    shape = cell.shape
     votes_NK = operands.integers(-_CELL + 1, _CELL - 1, cell.out_features, cell.in_features)
     crossing = operands.uniform(*votes_NK.shape) < _CROSSING
     votes_NK[crossing] = torch.where(votes_NK[crossing] < 0, -_CELL - 9, _CELL + 9).to(torch.int8)
@@ -210,7 +209,7 @@ def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) ->
         run = kernel(name, "apply_scaled_votes")
 
         def apply(held: _Held) -> Tensor:
-            flips: Tensor = run(held.packed, held.votes, _CELL, _DECAY, True, *_HASH, shape)
+            flips: Tensor = run(held.state, _CELL, _DECAY, True)
             return flips
 
         return _held(cell, operands, name, votes_NK), apply
@@ -219,7 +218,7 @@ def apply_contenders(cell: Cell, operands: Operands, backends: Sequence[str]) ->
     for name in backends:
         fresh, apply = applier(name)
         note = "" if "apply_scaled_votes" in get_backend(name).kernels else "the torch backend stands in"
-        moved = 2 * fresh.votes.nbytes + fresh.packed.nbytes
+        moved = 2 * fresh.state.votes.nbytes + fresh.state.weight.nbytes
         made.append(_updating(cell, name, fresh, apply, _apply_check(cell, name, applier), moved, 0, note, exact=True))
     made.append(_adamw(cell, operands))
     return made
@@ -231,7 +230,7 @@ def _apply_check(cell: Cell, name: str, applier: Callable[[str], Any]) -> Callab
         for each in (name, _REFERENCE):
             held, apply = applier(each)
             flips = apply(held)
-            results.append((*held.logical(each, cell.shape)[:2], flips.to(torch.int64).reshape(())))
+            results.append((*held.logical()[:2], flips.to(torch.int64).reshape(())))
         for part, got, wanted in zip(("weight", "votes", "flips"), *results, strict=True):
             check_equal(f"{cell.title}: {name}, {part}", got, wanted)
 

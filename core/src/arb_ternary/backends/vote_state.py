@@ -1,0 +1,162 @@
+"""A ternary weight with all that it learns by: one object for the module, the dispatch and the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.counters.control import hash_words, new_control
+
+__all__ = ["EXPONENT_RANGE", "VoteLimits", "VoteState", "new_state", "weight_shape"]
+
+#: Exponents for which ``2**E`` is a normal float32.
+EXPONENT_RANGE: Final = (-126, 127)
+
+
+class VoteLimits(NamedTuple):
+    """How scaled votes are clipped and rounded.
+
+    Attributes:
+        vote_limit: largest vote in 256ths, 1..32512: no vote is larger than a full accumulator.
+        exponent_shift: how far the sum of a group's votes is shifted right to vote on its exponent, 0..31.
+        noise_shift: by how many powers of two the noise of rounding is narrower than a vote, 0..16.
+    """
+
+    vote_limit: int = 256
+    exponent_shift: int = 0
+    noise_shift: int = 0
+
+    def check(self) -> VoteLimits:
+        """These limits; raises ValueError where one is outside its range."""
+        for name, value, low, high in (
+            ("vote_limit", self.vote_limit, 1, 127 * 256),
+            ("exponent_shift", self.exponent_shift, 0, 31),
+            ("noise_shift", self.noise_shift, 0, 16),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be in {low}..{high}, got {value}")
+        return self
+
+
+class VoteState(NamedTuple):
+    """A ternary weight and what it learns by.
+
+    It is a tuple, so that an op of torch takes its fields as arguments: ``ops.cast_votes(grad, x, scale, *state)``.
+    Tensors are the module's own; a kernel changes in place those that its docstring names, and no others.
+
+    Attributes:
+        weight: uint8, the trits in the layout of ``backend``.
+        exponent: int8 ``[N, J]``.
+        origin: int8, broadcastable to ``[N, J]``: the exponents at birth.
+        votes: the accumulators, in the layout of ``backend``.
+        exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
+        stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of the gradient.
+        control: int64 ``[4]``, see :mod:`arb_ternary.counters.control`.
+        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule recompiles no graph.
+        magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign votes.
+        vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32 factors, or int32 right
+            shifts; None under sign votes.
+        correlation: int16 ``[N, J]``: sums of scores; None unless an embedding's exponents learn by correlation.
+        steps: int32 ``[N, J]``: updates counted for ``correlation``.
+        sizes: ``N``, ``K``, ``G`` and the bits of an accumulator.
+        backend: name of the backend that owns the layout.
+    """
+
+    weight: Tensor
+    exponent: Tensor
+    origin: Tensor
+    votes: Tensor
+    exponent_votes: Tensor | None
+    stats: Tensor
+    control: Tensor
+    limits: Tensor
+    magnitudes: Tensor | None
+    vote_scale: Tensor | None
+    correlation: Tensor | None
+    steps: Tensor | None
+    sizes: Sequence[int]
+    backend: str
+
+    @property
+    def shape(self) -> WeightShape:
+        """The logical shape of the weight."""
+        return weight_shape(*self.sizes)
+
+    @property
+    def learned(self) -> Tensor:
+        """``exponent_votes`` of a state whose exponents learn by them."""
+        if self.exponent_votes is None:
+            raise ValueError("the exponents of this state do not learn by votes")
+        return self.exponent_votes
+
+    @property
+    def scaling(self) -> tuple[Tensor, Tensor]:
+        """``magnitudes`` and ``vote_scale`` of a state that casts scaled votes."""
+        if self.magnitudes is None or self.vote_scale is None:
+            raise ValueError("this state casts sign votes: it has no magnitudes and no vote_scale")
+        return self.magnitudes, self.vote_scale
+
+    def check_scaling(self, integer: bool) -> VoteLimits:
+        """The limits by which a gradient becomes scaled votes.
+
+        Args:
+            integer: whether it is an exact integer: from int8 operands, with a scale.
+
+        Raises:
+            ValueError: a limit is outside its range, or the gradient or the limits do not fit votes by shifts.
+        """
+        limits = VoteLimits(*self.limits.tolist()).check()
+        if self.scaling[1].dtype == torch.int32:
+            if not integer:
+                raise ValueError("votes by shifts (an int32 vote_scale) need an int8 gradient and its scale")
+            if limits.noise_shift:
+                raise ValueError("votes by shifts (an int32 vote_scale) are rounded with all noise: noise_shift 0")
+        return limits
+
+    def draw(self) -> tuple[int, int, int]:
+        """``seed, step, stream`` of the counter hash; a use is added to ``stream``."""
+        return hash_words(self.control)
+
+
+@cache
+def weight_shape(*sizes: int) -> WeightShape:
+    """The shape of these sizes: making one costs more than a look-up, and every call of an op needs one."""
+    return WeightShape(*sizes)
+
+
+def new_state(
+    shape: WeightShape, weight: Tensor, exponent: Tensor, votes: Tensor, backend: str, **others: Tensor | None
+) -> VoteState:
+    """The state of a weight that has cast no votes, on the device of ``weight``.
+
+    Args:
+        shape: of the weight.
+        weight: in the layout of ``backend``.
+        exponent: int8 ``[N, J]``; the exponents at birth too.
+        votes: in the layout of ``backend``.
+        backend: owner of the layouts.
+        others: fields that are not as at birth.
+    """
+    device = weight.device
+    made = VoteState(
+        weight=weight,
+        exponent=exponent,
+        origin=exponent.clone(),
+        votes=votes,
+        exponent_votes=torch.zeros_like(exponent),
+        stats=torch.zeros(1 + shape.out_features + shape.in_features, device=device),
+        control=new_control().to(device),
+        limits=torch.tensor(VoteLimits(), device=device),
+        magnitudes=None,
+        vote_scale=None,
+        correlation=None,
+        steps=None,
+        sizes=(shape.out_features, shape.in_features, shape.group_size, shape.vote_bits),
+        backend=backend,
+    )
+    return made._replace(**others)  # type: ignore[arg-type]
