@@ -312,7 +312,7 @@ def test_exponents_move_as_the_torch_backends(backend: KernelBackend, threads: i
         "column": numbers(1, -5, 5, groups, rows).t(),
     }[spread]
     for leak, band, threshold in ((0, 2, 9), (3, 1000, 100), (200, 0, 1)):
-        layer = Layer(backend, WeightShape(rows, groups, 1), threads=threads)
+        layer = Layer(backend, WeightShape(rows, 16 * groups, 16), threads=threads)
         exponent = (origin + numbers(2, -1, 1, rows, groups)).contiguous()
         layer.change(exponent=exponent, exponent_votes=numbers(3, -128, 127, rows, groups))
         layer.states = [state._replace(origin=origin) for state in layer.states]  # with the strides that it has

@@ -155,19 +155,6 @@ def test_votes_of_the_tail_refuse_exact_integers():
         ScaledVotes({"layer": module}, tail=True)
 
 
-def test_a_state_of_before_there_were_votes_of_the_tail_stays_proportional():
-    module = layer(vote_bits=4)
-    optimizer = ScaledVotes({"layer": module})
-    cast(module, np.full((N, K), 5))
-    optimizer.step()
-    assert module.limits.noise_shift == 2
-    state = optimizer.state_dict()
-    for group in state["param_groups"]:
-        del group["tail"]
-    optimizer.load_state_dict(state)
-    assert module.limits.noise_shift == 0
-
-
 def test_the_first_step_casts_no_votes_and_the_second_does():
     module = layer()
     optimizer = ScaledVotes({"layer": module})
