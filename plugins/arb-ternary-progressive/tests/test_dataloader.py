@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
-from arb_ternary.protocols.data import Batch
+from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_progressive import ProgressiveDataLoader, StackWiseConfig, TimeStepMasking
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.masking_mlm import MlmMasking
 from arb_ternary_progressive.masking_progressive import ProgressiveMasking
-from arb_ternary_progressive.objectives import objective_loss
 from arb_ternary_text.data.masking import CausalMasking
+from arb_ternary_train.evaluate import masked_loss
 
 VOCABULARY, POSITIONS, MASK = 60, 40, 59
 KEYS = {
@@ -148,7 +148,8 @@ def test_the_guides_loop_over_clm_batches_works() -> None:
         assert batch["training_objective"] == "clm"
         loss_mask, targets = batch["combined_masks"], batch["targets"]
         expected = torch.nn.functional.cross_entropy(logits[loss_mask], targets[loss_mask])
-        assert objective_loss(logits, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+        masked = MaskedBatch(batch["input_ids"], targets, batch["loss_mask"])
+        assert masked_loss(logits, masked).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # --- masks and times ---

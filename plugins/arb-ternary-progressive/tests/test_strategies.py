@@ -230,30 +230,30 @@ def test_depth_and_stack_agree_for_every_depth_of_the_rack() -> None:
 def test_time_as_input_is_drawn_from_the_generator_for_each_batch() -> None:
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input"))
     draws = generator(1)
-    times = [strategy.times(batch(), draws, CONTEXT) for _ in range(400)]
+    times = [strategy.choose(batch(), draws, CONTEXT)[1] for _ in range(400)]
     assert all(bool((time_B == time_B[0]).all()) for time_B in times)
     counts = torch.bincount(torch.stack(times)[:, 0].mul(8).long(), minlength=8)
     # Uniform over the steps: chi-squared with 7 degrees of freedom, 5 standard deviations above its mean.
     assert float(((counts - 50.0) ** 2 / 50).sum()) < 7 + 5 * math.sqrt(14)
     again = generator(1)
-    assert torch.equal(strategy.times(batch(), again, CONTEXT), times[0])
+    assert torch.equal(strategy.choose(batch(), again, CONTEXT)[1], times[0])
 
 
 def test_times_by_sample_are_uniform_and_follow_the_sample() -> None:
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input", time_sampling="sample"))
     samples = Batch(torch.zeros(4000, 5, dtype=torch.int64), torch.arange(4000))
-    times = strategy.times(samples, generator(2), CONTEXT)
+    times = strategy.choose(samples, generator(2), CONTEXT)[1]
     counts = torch.bincount(times.mul(8).long(), minlength=8)
     assert float(((counts - 500.0) ** 2 / 500).sum()) < 7 + 5 * math.sqrt(14)
     turned = Batch(samples.data, samples.sample_ids.flip(0))
-    assert torch.equal(strategy.times(turned, generator(2), CONTEXT).flip(0), times)
-    assert not torch.equal(strategy.times(samples, generator(3), CONTEXT), times)
+    assert torch.equal(strategy.choose(turned, generator(2), CONTEXT)[1].flip(0), times)
+    assert not torch.equal(strategy.choose(samples, generator(3), CONTEXT)[1], times)
 
 
 def test_the_times_are_those_at_which_rows_are_hidden() -> None:
     strategy = TimeStepMasking(TimeStepConfig(time_interpretation="input", time_sampling="sample"))
     samples = batch(40, 100)
-    times = strategy.times(samples, generator(4), CONTEXT)
+    times = strategy.choose(samples, generator(4), CONTEXT)[1]
     counts = strategy.apply(samples, generator(4), CONTEXT).loss_mask.sum(dim=1)
     assert len(set(counts.tolist())) > 3
     assert counts.tolist() == [round(100 * (0.15 + 0.1 * int(time * 8))) for time in times]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError, DataError, UsageProblem
-from arb_ternary.protocols.data import MaskContext, MaskingStrategy
+from arb_ternary.protocols.data import MaskingStrategy
 from arb_ternary_progressive.activation_cache import ActivationCache, trunk_version
-from arb_ternary_progressive.masking import GrowthContext, HidingStrategy
+from arb_ternary_progressive.masking import GrowthContext
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
-from arb_ternary_progressive.objectives import check_objective, objective_targets
+from arb_ternary_progressive.objectives import ObjectiveMasking
+from arb_ternary_progressive.passes import Passes
 from arb_ternary_progressive.samples import Samples, as_samples, cache_keys
 from arb_ternary_progressive.time import depth_of
 from arb_ternary_train.seeding import derived_generator
@@ -86,16 +87,14 @@ class ProgressiveDataLoader:
         self.stack_idx = stack_idx
         self.trunk_activations = trunk_activations
         self.cache_activations = cache_activations
-        self.training_objective = check_objective(
-            training_objective or getattr(masking_strategy, "training_objective", None) or "mlm"
-        )
+        objective = training_objective or getattr(masking_strategy, "training_objective", None) or "mlm"
+        self._masking = ObjectiveMasking(masking_strategy, objective)
+        self.training_objective = self._masking.objective
         self.final_depth: int = final_depth or getattr(masking_strategy, "final_depth", None) or stack_idx + 1
         self.depth = depth_of(stack_idx, self.final_depth)
         self.seed: int = getattr(masking_strategy, "seed", 0) if seed is None else seed
         self.vocabulary_size: int | None = vocabulary_size or getattr(masking_strategy, "vocabulary_size", None)
-        self.epoch = 0
-        self._position = 0
-        self._resume_at: int | None = None
+        self._passes = Passes(base_dataloader)
         self._require_vocabulary()
         self._cache = self._own_cache(cache)
         self._version = ""
@@ -113,25 +112,16 @@ class ProgressiveDataLoader:
         Raises:
             DataError: the base dataloader gives no batch, or one that cannot be used.
         """
-        self.epoch = self.next_epoch
-        first, self._resume_at = self._resume_at or 0, None
-        self._position = first
+        batches = self._passes.start()
         if self._cache is not None and isinstance(self.trunk_activations, nn.Module):
             self._version = trunk_version(self.trunk_activations)
-        number = -1
-        for number, raw in enumerate(self.base_dataloader):
-            if number < first:
-                continue
-            batch = self._prepare(raw, number)
-            self._position = number + 1
-            yield batch
-        if number < 0:
-            raise DataError(
-                f"dataloader: {type(self.base_dataloader).__name__} gives no batch in epoch {self.epoch}",
-                "An iterator can be passed over once only; give what makes it: a list, a torch DataLoader, ..."
-                if isinstance(self.base_dataloader, Iterator)
-                else "",
-            )
+        for raw in batches:
+            yield self._prepare(raw, self._passes.position - 1)
+
+    @property
+    def epoch(self) -> int:
+        """The pass that was begun last, from 0."""
+        return self._passes.epoch
 
     @property
     def activation_cache(self) -> ActivationCache | None:
@@ -141,37 +131,28 @@ class ProgressiveDataLoader:
     @property
     def next_epoch(self) -> int:
         """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`, else a new one."""
-        return self.epoch + int(self._resume_at is None and self._position > 0)
+        return self._passes.next_epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch is: the epoch, and the number of batches of it that were given."""
-        return {"epoch": self.epoch, "position": self._position}
+        return self._passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next pass goes on where ``state`` was taken, provided that the base dataloader repeats its order."""
-        self.epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._resume_at = self._position
+        self._passes.load_state_dict(state)
 
     # --- one batch ---
 
     def _prepare(self, raw: Any, number: int) -> dict[str, Any]:
         samples = as_samples(raw)
-        key = (self.seed, "progressive", self.stack_idx, self.epoch, number)
-        context = self._context()
-        masks_BS, inputs_BS = self._masks(samples, context, key)
-        time_B, steps_B = self._times(samples, context, key)
-        asked = objective_targets(
-            self.training_objective,
-            samples.input_ids,
-            masks_BS,
-            targets_BS=samples.targets,
-            loss_mask_BS=samples.loss_mask,
-        )
+        generator = derived_generator(self.seed, "progressive", self.stack_idx, self.epoch, number)
+        asked = self._masking.ask(samples.batch(), generator, self._context())
+        time_B, steps_B = self._times(samples, asked.times)
         batch: dict[str, Any] = {
             **samples.extras,
-            "input_ids": inputs_BS,
+            "input_ids": asked.inputs,
             "targets": asked.targets,
-            "masks": masks_BS,
+            "masks": asked.masks,
             "loss_mask": asked.loss_mask,
             "time_step": steps_B,
             "time": time_B,
@@ -181,11 +162,11 @@ class ProgressiveDataLoader:
             "cache_keys": cache_keys(samples.sample_ids, steps_B if self._time_is_an_input() else None),
         }
         if asked.clm_mask is not None:
-            batch["clm_mask"], batch["combined_masks"] = asked.clm_mask, asked.combined_masks
+            batch["clm_mask"], batch["combined_masks"] = asked.clm_mask, asked.loss_mask
         batch["trunk_activations"] = self._hidden(batch)
         return batch
 
-    def _context(self) -> MaskContext:
+    def _context(self) -> GrowthContext:
         strategy = self.masking_strategy
         time = None
         if isinstance(strategy, TimeStepMasking) and not self._time_is_an_input():
@@ -194,29 +175,9 @@ class ProgressiveDataLoader:
             step=0, seed=self.seed, vocabulary_size=self.vocabulary_size or 0, depth=self.depth, time=time
         )
 
-    def _masks(self, samples: Samples, context: MaskContext, key: tuple[int | str, ...]) -> tuple[Tensor, Tensor]:
-        """The strategy's positions, and the inputs, hidden where the objective hides."""
-        strategy, batch = self.masking_strategy, samples.batch()
-        if strategy is None:
-            return torch.ones_like(samples.input_ids, dtype=torch.bool), samples.input_ids
-        generator = derived_generator(*key)
-        if self.training_objective != "mlm" and isinstance(strategy, HidingStrategy):
-            return strategy.masks(batch, generator, context), samples.input_ids
-        masked = strategy.apply(batch, generator, context)
-        if self.training_objective != "mlm":
-            return masked.loss_mask, samples.input_ids
-        if not torch.equal(masked.targets[masked.loss_mask], samples.input_ids[masked.loss_mask]):
-            raise ConfigError(
-                f"training_objective: mlm asks for the hidden tokens, and {type(strategy).__name__} for others",
-                "Use mlm, progressive or time_step masking, or the objective clm.",
-            )
-        return masked.loss_mask, masked.inputs
-
-    def _times(self, samples: Samples, context: MaskContext, key: tuple[int | str, ...]) -> tuple[Tensor, Tensor]:
+    def _times(self, samples: Samples, time_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The time of each sample, and its step; 0 where the strategy has none."""
         strategy, ids_B = self.masking_strategy, samples.sample_ids
-        time_B = None
-        if isinstance(strategy, HidingStrategy):
-            time_B = strategy.times(samples.batch(), derived_generator(*key), context)
         if time_B is None or not isinstance(strategy, TimeStepMasking):
             return torch.zeros(len(ids_B)), torch.zeros(len(ids_B), dtype=torch.int64)
         # Times are middles of steps: half a step from where rounding down would matter.

@@ -6,7 +6,6 @@ Shapes: ``B`` samples, ``S`` positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 import torch
 from attrs import frozen
@@ -20,11 +19,9 @@ from arb_ternary_progressive.masks import corrupt, hidden_positions
 __all__ = [
     "GrowthContext",
     "HidingStrategy",
-    "Replacement",
     "ReplacementOptions",
     "RowMasks",
     "growth_of",
-    "refuse_excess",
 ]
 
 MASK_TOKEN_HELP = "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary"
@@ -50,19 +47,6 @@ def growth_of(context: MaskContext) -> GrowthContext:
     return GrowthContext(context.step, context.seed, context.vocabulary_size, context.training)
 
 
-class Replacement(Protocol):
-    """What a strategy's options have to say of the replacement of hidden tokens."""
-
-    @property
-    def mask_token_id(self) -> int | None: ...
-
-    @property
-    def mask_share(self) -> float: ...
-
-    @property
-    def random_share(self) -> float: ...
-
-
 @frozen(kw_only=True)
 class ReplacementOptions:
     """Options of every strategy that hides tokens."""
@@ -74,20 +58,10 @@ class ReplacementOptions:
     )
 
     def __attrs_post_init__(self) -> None:
-        refuse_excess(self)
-
-
-def refuse_excess(replacement: Replacement) -> None:
-    """See that the two shares leave nothing negative for the tokens that stay.
-
-    Raises:
-        ValueError: they exceed 1 together.
-    """
-    if replacement.mask_share + replacement.random_share > 1 + 1e-9:
-        raise ValueError(
-            f"'random_share' must be at most 1 - mask_share; {replacement.random_share} and {replacement.mask_share} "
-            "exceed 1"
-        )
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise ValueError(
+                f"'random_share' must be at most 1 - mask_share; {self.random_share} and {self.mask_share} exceed 1"
+            )
 
 
 @frozen
@@ -112,20 +86,12 @@ class HidingStrategy(ABC):
     sample that comes again at the same time is hidden alike, so that a cache of what a model made of it stays true.
     """
 
-    def __init__(self, replacement: Replacement) -> None:
+    def __init__(self, replacement: ReplacementOptions) -> None:
         self.replacement = replacement
 
     @abstractmethod
     def rows(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> RowMasks:
         """How much of each row is hidden, and by which key."""
-
-    def times(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Tensor | None:
-        """Float32 ``[B]``: the times at which :meth:`apply` would hide; None for a strategy without time.
-
-        Where times are drawn, an equally seeded generator gives the same ones.
-        """
-        times = self.rows(batch, generator, context).times
-        return None if times is None else torch.tensor(times, dtype=torch.float32)
 
     def mask_token(self, vocabulary_size: int) -> int:
         """The id that stands for a hidden token.
@@ -147,9 +113,12 @@ class HidingStrategy(ABC):
         """Ids that the data must not use."""
         return (self.mask_token(vocabulary_size),)
 
-    def masks(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Tensor:
-        """Bool ``[B, S]``: the hidden positions."""
-        return self._masks(batch, self.rows(batch, generator, context), context)
+    def choose(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> tuple[Tensor, Tensor | None]:
+        """The positions that :meth:`apply` hides, bool ``[B, S]``, and the times, float32 ``[B]``, where there are any.
+
+        Where times are drawn, an equally seeded generator gives the same ones.
+        """
+        return _chosen(batch, self.rows(batch, generator, context), context)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Corrupted inputs, the tokens as they were, and the hidden positions, all ``[B, S]``; and the times.
@@ -162,7 +131,7 @@ class HidingStrategy(ABC):
         mask_token = self.mask_token(context.vocabulary_size)
         self._refuse_mask_token(tokens_BS, batch.sample_ids, mask_token)
         rows = self.rows(batch, generator, context)
-        hidden_BS = self._masks(batch, rows, context)
+        hidden_BS, times_B = _chosen(batch, rows, context)
         inputs_BS = corrupt(
             tokens_BS,
             hidden_BS,
@@ -174,12 +143,7 @@ class HidingStrategy(ABC):
             mask_share=self.replacement.mask_share,
             random_share=self.replacement.random_share,
         )
-        times_B = None if rows.times is None else torch.tensor(rows.times, device=tokens_BS.device)
         return MaskedBatch(inputs_BS, tokens_BS, hidden_BS, times_B)
-
-    def _masks(self, batch: Batch, rows: RowMasks, context: MaskContext) -> Tensor:
-        ids_B = batch.sample_ids.to(batch.data.device)
-        return hidden_positions(ids_B, batch.data.shape[1] - 1, rows.shares, rows.keys, context.seed)
 
     @staticmethod
     def _refuse_mask_token(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> None:
@@ -192,3 +156,10 @@ class HidingStrategy(ABC):
                 "Give the data an id more: data: {name: with_mask_token, source: ...}; or set mask_token_id to an "
                 "id that it does not use.",
             )
+
+
+def _chosen(batch: Batch, rows: RowMasks, context: MaskContext) -> tuple[Tensor, Tensor | None]:
+    device = batch.data.device
+    positions = batch.data.shape[1] - 1
+    hidden_BS = hidden_positions(batch.sample_ids.to(device), positions, rows.shares, rows.keys, context.seed)
+    return hidden_BS, None if rows.times is None else torch.tensor(rows.times, device=device)

@@ -170,7 +170,7 @@ class TimeStepMasking(HidingStrategy):
             time = self.time_for_stack(stack_idx)
         depth = depth_of(stack_idx, self._stacks(stack_idx))
         context = GrowthContext(0, self.seed, self.vocabulary_size or 0, depth=depth, time=time)
-        return self.masks(samples.batch(), generator, context)
+        return self.choose(samples.batch(), generator, context)[0]
 
     # --- masks ---
 

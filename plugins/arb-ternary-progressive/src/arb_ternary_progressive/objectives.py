@@ -1,22 +1,21 @@
 """What a batch asks of the model: targets, and the positions that count.
 
-Shapes: ``B`` samples, ``S`` positions, ``V`` token ids.
+Shapes: ``B`` samples, ``S`` positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError, nearest
-from arb_ternary.protocols.data import MaskedBatch
-from arb_ternary_train.evaluate import masked_loss
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
+from arb_ternary_progressive.masking import HidingStrategy
 
-__all__ = ["IGNORED", "Objective", "ObjectiveTargets", "check_objective", "objective_loss", "objective_targets"]
+__all__ = ["IGNORED", "Asked", "Objective", "ObjectiveMasking", "check_objective"]
 
 #: ``mlm``: hidden tokens. ``clm``: the token that follows. ``custom``: what the batch says.
 Objective: TypeAlias = Literal["mlm", "clm", "custom"]
@@ -26,20 +25,24 @@ IGNORED: Final = -100
 
 
 @frozen(eq=False)
-class ObjectiveTargets:
-    """What is asked.
+class Asked:
+    """A batch as the model is asked it.
 
     Attributes:
+        inputs: int64 ``[B, S]``; only ``mlm`` hides tokens.
+        masks: bool ``[B, S]``: the positions that the strategy chose.
         targets: int64 ``[B, S]``.
         loss_mask: bool ``[B, S]``: positions that count.
+        times: float32 ``[B]``, where the strategy has times.
         clm_mask: for ``clm``, bool ``[B, S]``: every position but the last, whose next token is not in the batch.
-        combined_masks: for ``clm``, ``masks & clm_mask``.
     """
 
+    inputs: Tensor
+    masks: Tensor
     targets: Tensor
     loss_mask: Tensor
+    times: Tensor | None = None
     clm_mask: Tensor | None = None
-    combined_masks: Tensor | None = None
 
 
 def check_objective(objective: str) -> Objective:
@@ -59,51 +62,77 @@ def check_objective(objective: str) -> Objective:
     )
 
 
-def objective_targets(
-    objective: Objective,
-    tokens_BS: Tensor,
-    masks_BS: Tensor,
-    *,
-    targets_BS: Tensor | None = None,
-    loss_mask_BS: Tensor | None = None,
-) -> ObjectiveTargets:
-    """Targets and the positions that count; never more than ``masks_BS`` and ``loss_mask_BS`` allow.
+class ObjectiveMasking:
+    """Asks for what the objective wants at the positions that a strategy chooses.
+
+    Never more positions count than ``loss_mask`` among the extras of a batch allows.
 
     Args:
+        strategy: chooses the positions, and hides them where the objective hides; None = every position.
         objective: ``mlm``: the tokens themselves. ``clm``: ``targets[s] = tokens[s + 1]``; the last target repeats the
-            last token and never counts. ``custom``: ``targets_BS``; where they are ``IGNORED``, nothing counts and
-            the target becomes 0.
-        tokens_BS: the samples before anything was hidden, int64 ``[B, S]``.
-        masks_BS: bool ``[B, S]``, of the masking strategy.
-        targets_BS: int64 ``[B, S]``, for ``custom``.
-        loss_mask_BS: positions that may count, of the dataloader; None = all.
+            last token and never counts. ``custom``: ``targets`` among the extras of the batch; where they are
+            ``IGNORED``, nothing counts and the target becomes 0.
 
     Raises:
-        DataError: ``custom`` without targets, or targets beside an objective that makes its own.
+        ConfigError: there is no such objective.
     """
-    allowed_BS = masks_BS if loss_mask_BS is None else masks_BS & loss_mask_BS
-    if objective == "custom":
-        if targets_BS is None:
+
+    def __init__(self, strategy: MaskingStrategy | None, objective: str) -> None:
+        self.strategy = strategy
+        self.objective = check_objective(objective)
+
+    def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
+        """See ``MaskingStrategy``, and :meth:`ask`."""
+        asked = self.ask(batch, generator, context)
+        return MaskedBatch(asked.inputs, asked.targets, asked.loss_mask, asked.times)
+
+    def ask(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Asked:
+        """``batch`` as the model is asked it.
+
+        Raises:
+            DataError: ``custom`` without targets, or targets beside an objective that makes its own.
+            ConfigError: the objective is ``mlm``, and the strategy asks for other tokens than the hidden ones.
+        """
+        tokens_BS = batch.data[:, :-1]
+        given_BS, loss_mask_BS = batch.extras.get("targets"), batch.extras.get("loss_mask")
+        inputs_BS, masks_BS, times_B = self._chosen(batch, generator, context)
+        allowed_BS = masks_BS if loss_mask_BS is None else masks_BS & loss_mask_BS
+        if self.objective == "custom":
+            if given_BS is None:
+                raise DataError(
+                    "batch: has no 'targets', and the objective custom takes them from the batch",
+                    "Give targets [B, S] beside input_ids, or train with the objective mlm or clm.",
+                )
+            counts_BS = given_BS != IGNORED
+            targets_BS = given_BS.masked_fill(~counts_BS, 0)
+            return Asked(inputs_BS, masks_BS, targets_BS, allowed_BS & counts_BS, times_B)
+        if given_BS is not None:
             raise DataError(
-                "batch: has no 'targets', and the objective custom takes them from the batch",
-                "Give targets [B, S] beside input_ids, or train with the objective mlm or clm.",
+                f"batch: has 'targets', and the objective {self.objective} makes its own",
+                "Set training_objective: custom, or leave targets out.",
             )
-        counts_BS = targets_BS != IGNORED
-        return ObjectiveTargets(targets_BS.masked_fill(~counts_BS, 0), allowed_BS & counts_BS)
-    if targets_BS is not None:
-        raise DataError(
-            f"batch: has 'targets', and the objective {objective} makes its own",
-            "Set training_objective: custom, or leave targets out.",
-        )
-    if objective == "mlm":
-        return ObjectiveTargets(tokens_BS.clone(), allowed_BS)
-    following_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
-    clm_mask_BS = torch.ones_like(masks_BS)
-    clm_mask_BS[:, -1] = False
-    combined_BS = allowed_BS & clm_mask_BS
-    return ObjectiveTargets(following_BS, combined_BS, clm_mask_BS, combined_BS)
+        if self.objective == "mlm":
+            return Asked(inputs_BS, masks_BS, tokens_BS.clone(), allowed_BS, times_B)
+        following_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
+        clm_mask_BS = torch.ones_like(masks_BS)
+        clm_mask_BS[:, -1] = False
+        return Asked(inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS)
 
-
-def objective_loss(logits_BSV: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Mean cross entropy, nats, over the positions of ``batch`` that count; 0, with a graph, where none does."""
-    return masked_loss(logits_BSV, MaskedBatch(batch["input_ids"], batch["targets"], batch["loss_mask"]))
+    def _chosen(
+        self, batch: Batch, generator: torch.Generator, context: MaskContext
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, hidden where the objective hides; the strategy's positions; and the times."""
+        tokens_BS, strategy = batch.data[:, :-1], self.strategy
+        if strategy is None:
+            return tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool), None
+        if self.objective != "mlm" and isinstance(strategy, HidingStrategy):
+            return (tokens_BS, *strategy.choose(batch, generator, context))
+        masked = strategy.apply(batch, generator, context)
+        if self.objective != "mlm":
+            return tokens_BS, masked.loss_mask, masked.times
+        if not torch.equal(masked.targets[masked.loss_mask], tokens_BS[masked.loss_mask]):
+            raise ConfigError(
+                f"training_objective: mlm asks for the hidden tokens, and {type(strategy).__name__} for others",
+                "Use mlm, progressive or time_step masking, or the objective clm.",
+            )
+        return masked.inputs, masked.loss_mask, masked.times

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.data import Batch, MaskedBatch
+from arb_ternary.protocols.data import Batch, MaskedBatch, ReservesIds
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
@@ -31,6 +32,7 @@ from arb_ternary_train.standard import check_single_lr, log_and_evaluate
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
+    from arb_ternary_train.step_report import StepReport
 
 __all__ = ["ProgressivePhase", "ProgressivePhaseConfig", "build"]
 
@@ -52,7 +54,6 @@ class _StackLoop(TrainingLoop):
         self._stream = stream
         self._config = config
         self._depth = depth_of(stage.index, config.target_stacks)
-        self._times: Tensor | float | None = None
         self.time_step: int | None = None
         self._time: float | None = None
         if config.time_interpretation == "depth":
@@ -62,29 +63,28 @@ class _StackLoop(TrainingLoop):
     def mask(self, batch: Batch) -> MaskedBatch:
         """``batch`` masked at the stack's depth and time, or at a time drawn for this micro-batch."""
         context = self.context
-        moment, self._times = self._time, None
         if self._config.time_interpretation == "input" and self._config.time_sampling == "batch":
             drawn = torch.rand((), generator=self._generator("time"))
-            moment = self._times = discrete_time(float(drawn), self._config.num_time_steps)
+            self._time = discrete_time(float(drawn), self._config.num_time_steps)
         mask_context = GrowthContext(
             step=self.step,
             seed=context.seed,
             vocabulary_size=context.vocabulary_size,
             depth=self._depth,
-            time=moment,
+            time=self._time,
         )
-        if self._config.time_interpretation == "input" and self._config.time_sampling == "sample":
-            strategy: Any = context.masking
-            self._times = strategy.times(batch, self._generator("mask"), mask_context).to(context.device)
         return context.masking.apply(batch, self._generator("mask"), mask_context)
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
         """Logits ``[B, S, V]``; through the new stack alone where the trunk's hidden states are at hand."""
         rack, stage = self._stage.rack, self._stage
+        time: Tensor | float | None = None
+        if self._config.time_interpretation == "input":
+            time = self._time if self._config.time_sampling == "batch" else masked.times
         if self._stream is None:
-            options: dict[str, Any] = {"time": self._times}
+            options: dict[str, Any] = {"time": time}
         else:
-            hidden_BSD = self._stream.hidden(masked.inputs, batch.sample_ids, self._times)
+            hidden_BSD = self._stream.hidden(masked.inputs, batch.sample_ids, time)
             options = {"hidden": hidden_BSD, "from_stack": stage.position}
         logits_BSV: Tensor = rack(masked.inputs, **options)
         return logits_BSV
@@ -96,7 +96,9 @@ class _StackLoop(TrainingLoop):
 class ProgressivePhase:
     """Trains the stack that the model begins with, then adds and trains one stack after the other.
 
-    A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what learns when.
+    A decoder becomes a rack whose first stack is the decoder's blocks. See ``growth`` for what learns when. Who has a
+    rack already, or looks on, overrides :meth:`make_builder`, :meth:`open_cache`, :meth:`after_step` or
+    :meth:`after_stack`.
     """
 
     name = "progressive"
@@ -115,17 +117,15 @@ class ProgressivePhase:
     def run(self, context: TrainingContext) -> PhaseResult:
         """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
         check_single_lr(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
-        builder = self._adopt(context)
-        cache = self._cache()
-        try:
+        builder = self._builder = self.make_builder(context)
+        context.model = builder.build_rack().to(context.device)
+        self._find_place(context, builder)
+        with self.open_cache() as cache:
             while self._index < self.config.target_stacks:
                 self._train_stack(context, builder, cache)
                 self._index += self._together
             release(builder.build_rack())
             context.save_checkpoint()
-        finally:
-            if cache is not None:
-                cache.close()
         metrics = {"stacks": float(len(builder.build_rack().ordered_stacks))}
         if self.records and self.records[-1].last_loss is not None:
             metrics["train_loss"] = self.records[-1].last_loss
@@ -171,39 +171,40 @@ class ProgressivePhase:
         """How many stacks are trained at once."""
         return 1 if self.config.enabled else self.config.target_stacks - self._index
 
-    def _adopt(self, context: TrainingContext) -> ProgressiveRackBuilder:
-        """The builder of the model's rack; also says which stack is trained first."""
-        config, where = self.config, f"phases[{context.phase_index}]"
-        self._check_times(context, where)
-        model = _as_decoder(context.model)
-        mask_token = getattr(context.masking, "mask_token", None)
-        token = None if mask_token is None else mask_token(context.vocabulary_size)
-        self._builder = ProgressiveRackBuilder.from_decoder(model, self.config, seed=context.seed, mask_token=token)
-        rack = self._builder.build_rack()
+    def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
+        """The builder of the model's rack."""
+        self._check_times(context, f"phases[{context.phase_index}]")
+        model, masking = _as_decoder(context.model), context.masking
+        reserved = masking.reserved_ids(context.vocabulary_size) if isinstance(masking, ReservesIds) else ()
+        builder = ProgressiveRackBuilder.from_decoder(
+            model, self.config, seed=context.seed, mask_token=next(iter(reserved), None)
+        )
         # A rack that was restored has been made without the run at hand.
-        rack.seed = context.seed
-        context.model = rack.to(context.device)
+        builder.build_rack().seed = context.seed
+        return builder
+
+    def _find_place(self, context: TrainingContext, builder: ProgressiveRackBuilder) -> None:
+        """Find the stack that is trained first."""
         if self._restored is not None:
             self._index = self._restored["index"]
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
             if self.records and self.records[-1].index >= self._index:
                 self._index, self._restored = self.records[-1].index + 1, None
-            return self._builder
-        self._index = len(rack.ordered_stacks) - int(config.train_first)
-        if self._index >= config.target_stacks:
+            return
+        stacks = len(builder.build_rack().ordered_stacks)
+        self._index = stacks - int(self.config.train_first)
+        if self._index >= self.config.target_stacks:
             raise ConfigError(
-                f"{where}.target_stacks: the model has {len(rack.ordered_stacks)} stacks already, so that there is "
-                f"nothing to train up to {config.target_stacks}",
+                f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks already, so that there is "
+                f"nothing to train up to {self.config.target_stacks}",
                 "Ask for more stacks.",
             )
-        return self._builder
 
     def _check_times(self, context: TrainingContext, where: str) -> None:
         """See that the masking agrees with the phase about times that are an input."""
         config, masking, name = self.config, context.masking, context.config.masking.name
         if config.time_interpretation != "input":
             return
-        timed = isinstance(masking, TimeStepMasking)
         if config.time_sampling == "sample" and not (
             isinstance(masking, TimeStepMasking)
             and (masking.time_interpretation, masking.time_sampling) == ("input", "sample")
@@ -213,18 +214,18 @@ class ProgressivePhase:
                 "Use masking: {name: time_step, time_interpretation: input, time_sampling: sample}, or "
                 "time_sampling: batch.",
             )
-        steps = getattr(masking, "num_time_steps", None)
-        if timed and steps != config.num_time_steps:
+        if isinstance(masking, TimeStepMasking) and masking.num_time_steps != config.num_time_steps:
             raise ConfigError(
                 f"{where}.num_time_steps: {config.num_time_steps} time steps enter the model, and "
-                f"{name!r} hides by {steps}",
+                f"{name!r} hides by {masking.num_time_steps}",
                 "Give the phase and the masking the same number.",
             )
 
-    def _cache(self) -> ActivationCache | None:
+    def open_cache(self) -> AbstractContextManager[ActivationCache | None]:
+        """Where the trunk's hidden states are kept while the phase runs; None = they are not kept."""
         config = self.config
         if not (config.enabled and config.cache_activations):
-            return None
+            return nullcontext()
         return ActivationCache(config.cache_bytes, config.cache_folder, config.cache_dtype)
 
     def _train_stack(
@@ -253,11 +254,16 @@ class ProgressivePhase:
                 self._restored = None
             context.logbook.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
             while loop.step < options.steps:
-                self._advance(context, loop, stage)
+                report = loop.train_micro_batch()
+                if report is not None:
+                    self._progress.add(report.loss, report.tokens)
+                    self.after_step(context, stage, report)
+                    context.checkpoint_if_due()
+                context.stop_if_requested()
         finally:
             loop.close()
         context.logbook.reporter.stop()
-        self._record(context, stage, loop)
+        self.records.append(stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped))
         speech = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
         if cache is not None and before is not None and stream is not None:
             stats = cache.stats
@@ -266,30 +272,24 @@ class ProgressivePhase:
                 f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} samples in "
                 f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
             )
-        context.note(speech)
+        self.after_stack(context, self.records[-1], speech)
 
-    def _advance(self, context: TrainingContext, loop: _StackLoop, stage: Stage) -> None:
-        """One micro-batch; then evaluate, save and stop where that is due."""
-        config = self.config
-        report = loop.train_micro_batch()
-        if report is not None:
-            self._progress.add(report.loss, report.tokens)
-            log_and_evaluate(
-                context,
-                report,
-                config,
-                steps=loop.options.steps,
-                ends_phase=stage.index == config.target_stacks - 1,
-                more={"stack": stage.index},
-            )
-            context.checkpoint_if_due()
-        context.stop_if_requested()
+    def after_step(self, context: TrainingContext, stage: Stage, report: StepReport) -> None:
+        """Write a step down, then evaluate where that is due."""
+        assert self._loop is not None
+        log_and_evaluate(
+            context,
+            report,
+            self.config,
+            steps=self._loop.options.steps,
+            ends_phase=stage.index == self.config.target_stacks - 1,
+            more={"stack": stage.index},
+        )
 
-    def _record(self, context: TrainingContext, stage: Stage, loop: _StackLoop) -> None:
-        """Write down what became of the stack."""
-        record = stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped)
-        self.records.append(record)
+    def after_stack(self, context: TrainingContext, record: StackRecord, summary: str) -> None:
+        """Write down what became of a stack; ``summary`` is for who watches."""
         context.record("stack", record.to_json())
+        context.note(summary)
 
     def _options(self, context: TrainingContext) -> LoopOptions:
         config = self.config

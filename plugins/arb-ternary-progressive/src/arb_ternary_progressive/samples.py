@@ -43,7 +43,8 @@ class Samples:
     def batch(self) -> Batch:
         """As a batch of the core, for masking strategies; the token after the last is not known and repeats it."""
         tokens_BT = torch.cat((self.input_ids, self.input_ids[:, -1:]), dim=1)
-        extras = {key: value for key, value in self.extras.items() if isinstance(value, Tensor)}
+        given = {**self.extras, "targets": self.targets, "loss_mask": self.loss_mask}
+        extras = {key: value for key, value in given.items() if isinstance(value, Tensor)}
         return Batch(tokens_BT, self.sample_ids, extras)
 
 
