@@ -25,7 +25,7 @@ def is_finite(value: Tensor | float | None) -> bool:
 class TernaryOptimizer(Optimizer):
     """Turns votes into flips when it steps; votes are cast by the modules in backward.
 
-    Param groups have ``kind`` "ternary", ``lr`` (a dimensionless rate, 1.0 at birth, which any
+    Param groups have ``kind`` "ternary", ``lr`` (a dimensionless rate, 1.0 at first, which any
     ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed weights. The state of
     a rule lives in the modules' integer buffers, so ``state_dict`` holds settings and counters only.
 

@@ -107,12 +107,6 @@ def test_in_random_order_no_batch_continues_another():
     assert not any(_sampler(50, 4, 5).continues(cursor) for cursor in range(20))
 
 
-def test_the_epoch_of_a_batch_is_that_of_its_first_sample():
-    sampler = _sampler(10, 4, 4)
-    assert [sampler.epoch_of(cursor) for cursor in range(6)] == [0, 0, 0, 1, 1, 2]
-    assert [_sampler(10, 4, 4, order="sequential").epoch_of(cursor) for cursor in range(5)] == [0, 0, 1, 1, 2]
-
-
 def test_a_state_survives_json_and_continues_at_its_cursor():
     sampler = _sampler(50, 4, 5, seed=9)
     sampler.cursor = 17

@@ -59,7 +59,7 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
     faults += [f"not in the model: {name}" for name in tensors if name not in wanted]
     for name, tensor in wanted.items():
         if name in tensors:
-            faults += _unlike(name, tensor, tensors[name])
+            faults += _mismatch(name, tensor, tensors[name])
     if faults:
         more = [f"... and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
         raise CheckpointError(
@@ -69,7 +69,7 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
     model.load_state_dict(dict(tensors))
 
 
-def _unlike(name: str, wanted: Tensor, found: Tensor) -> list[str]:
+def _mismatch(name: str, wanted: Tensor, found: Tensor) -> list[str]:
     # The origin of the exponents is one number for the whole weight until exponents move apart.
     if name.endswith("exponent_origin"):
         return []

@@ -88,7 +88,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         store = CheckpointStore(files.checkpoints, keep=config.checkpoint.keep, faults=request.faults)
         checkpoint = _checkpoint(store, request, named)
         if checkpoint is not None:
-            _refuse_foreign(checkpoint, identity)
+            _check_same_run(checkpoint, identity)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
         log_file = LogFile(files.log_file)
@@ -109,7 +109,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             checkpointer=Checkpointer(store, identity),
         )
         context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}")
-        stack.enter_context(_announced_end(context))
+        stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
         yield context
 
@@ -130,7 +130,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
 
 
 @contextmanager
-def _announced_end(context: TrainingContext) -> Iterator[None]:
+def _announce_end(context: TrainingContext) -> Iterator[None]:
     """Tell the observers how the run ended."""
     reporter = context.logbook.reporter
     try:
@@ -165,7 +165,9 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
     """The run's directory, and the checkpoint that the caller named."""
     if request.resume is None:
-        return (RunDirectory.unused(config.name) if request.directory is None else _vacant(request.directory)), None
+        return (
+            RunDirectory.unused(config.name) if request.directory is None else _check_unused(request.directory)
+        ), None
     if request.resume == "auto":
         if request.directory is not None:
             return RunDirectory(request.directory), None
@@ -185,7 +187,7 @@ def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path 
     return directory, named
 
 
-def _vacant(path: Path) -> RunDirectory:
+def _check_unused(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
     if directory.exists():
         raise UsageProblem(
@@ -205,7 +207,7 @@ def _checkpoint(store: CheckpointStore, request: RunRequest, named: Path | None)
     return store.newest_good()[0]
 
 
-def _refuse_foreign(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
     if lines := differences(checkpoint.identity, identity):
         raise CheckpointError(
             f"{checkpoint.path}: it belongs to another run: {len(lines)} settings differ",

@@ -19,7 +19,7 @@ class StepReport:
     Attributes:
         step: steps that the loop has taken, this one included.
         loss: mean loss of the step's micro-batches, nats a prediction.
-        outcome: what the optimizer said.
+        outcome: what the optimizer reported.
         rates: ``lr`` of the first float group, ``rate`` of the first ternary group.
         draws: micro-batches in the step.
         tokens: predictions that counted in the step's losses.

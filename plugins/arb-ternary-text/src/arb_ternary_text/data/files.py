@@ -170,7 +170,7 @@ def _cut(name: str, whole: Text, path: str, fraction: float, tokenizer: str) -> 
     try:
         validation = encode_stream(built, whole.content[cut:])
     except UnknownCharacterError as error:
-        raise _placed(error, whole, cut + error.offset) from error
+        raise _located(error, whole, cut + error.offset) from error
     return StreamSource(name, built, _encode(built, training), validation)
 
 
@@ -178,10 +178,10 @@ def _encode(tokenizer: Tokenizer, text: Text) -> NDArray[Any]:
     try:
         return encode_stream(tokenizer, text.content)
     except UnknownCharacterError as error:
-        raise _placed(error, text, error.offset) from error
+        raise _located(error, text, error.offset) from error
 
 
-def _placed(error: UnknownCharacterError, text: Text, offset: int) -> UnknownCharacterError:
+def _located(error: UnknownCharacterError, text: Text, offset: int) -> UnknownCharacterError:
     """``error`` with the file in which it happened."""
     where, offset_in_file = text.locate(offset)
     return UnknownCharacterError(error.character, offset_in_file, where, error.hint)

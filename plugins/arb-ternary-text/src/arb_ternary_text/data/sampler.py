@@ -81,7 +81,7 @@ class WindowSampler:
         name: what error messages call the stream.
 
     Attributes:
-        cursor: number of the next batch. ``state_dict`` is this number and the fields that give it its meaning.
+        cursor: number of the next batch. ``state_dict`` is this number and the fields that decide what it counts.
         windows: number of windows in the stream.
 
     Raises:
@@ -144,12 +144,6 @@ class WindowSampler:
         """Whole batches in one pass over the stream; 0 in random order when a batch is larger than an epoch."""
         return self.windows // self.batch_size
 
-    def epoch_of(self, cursor: int) -> int:
-        """The epoch, from 0, of the first sample of batch ``cursor``."""
-        if self.order == "sequential":
-            return cursor // self.batches_per_epoch
-        return cursor * self.batch_size // self.windows
-
     def continues(self, cursor: int) -> bool:
         """Whether each row of batch ``cursor`` continues the text of the same row of the batch before.
 
@@ -160,7 +154,7 @@ class WindowSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor and what it counts: plain numbers and strings."""
-        return {"cursor": self.cursor, **self._meaning()}
+        return {"cursor": self.cursor, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the cursor of ``state``.
@@ -169,11 +163,11 @@ class WindowSampler:
             DataError: the cursor was counted with another seed, block, batch, order or stream length; all the fields
                 that differ are named. The sampler is then left as it was.
         """
-        meaning = self._meaning()
-        unlike = sorted({"cursor", *meaning} ^ set(state))
+        settings = self._settings()
+        unlike = sorted({"cursor", *settings} ^ set(state))
         if unlike:
             raise DataError(f"sampler state: the fields differ from those of a window sampler: {', '.join(unlike)}")
-        different = [f"{key} was {state[key]!r} and is {now!r}" for key, now in meaning.items() if state[key] != now]
+        different = [f"{key} was {state[key]!r} and is {now!r}" for key, now in settings.items() if state[key] != now]
         if different:
             raise DataError(
                 f"sampler state: {self.name} cannot continue at batch {state['cursor']}: {'; '.join(different)}",
@@ -184,7 +178,7 @@ class WindowSampler:
             raise DataError(f"sampler state: cursor must be a whole number that is not negative, not {cursor!r}")
         self.cursor = cursor
 
-    def _meaning(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
             "block_size": self.block_size,
