@@ -165,9 +165,7 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
     """The run's directory, and the checkpoint that the caller named."""
     if request.resume is None:
-        return (
-            RunDirectory.unused(config.name) if request.directory is None else _check_unused(request.directory)
-        ), None
+        return (RunDirectory.unused(config.name) if request.directory is None else _unused(request.directory)), None
     if request.resume == "auto":
         if request.directory is not None:
             return RunDirectory(request.directory), None
@@ -187,7 +185,7 @@ def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path 
     return directory, named
 
 
-def _check_unused(path: Path) -> RunDirectory:
+def _unused(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
     if directory.exists():
         raise UsageProblem(
