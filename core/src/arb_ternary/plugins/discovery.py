@@ -6,9 +6,10 @@ import re
 from importlib.metadata import Distribution, distributions
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve
 
 from arb_ternary import __version__
+from arb_ternary.plugins.records import PluginRecord, Status
 
 __all__ = [
     "BUILTIN",
@@ -16,8 +17,6 @@ __all__ = [
     "CORE_DISTRIBUTION",
     "GROUP",
     "KNOWN_GROUP",
-    "Candidate",
-    "Found",
     "announced",
     "canonical",
     "discover",
@@ -34,45 +33,14 @@ BUILTIN_MODULE: Final = "arb_ternary.builtin.plugin"
 CORE_DISTRIBUTION: Final = "arb-ternary-core"
 
 
-@frozen
-class Candidate:
-    """An installed plugin: name of its entry point, hook module, distribution and the distribution's version."""
-
-    name: str
-    module: str
-    distribution: str
-    version: str
-
-    @property
-    def is_builtin(self) -> bool:
-        """Whether this is the program's own plugin."""
-        return self.module == BUILTIN_MODULE
-
-
-@frozen
-class Found:
-    """What discovery found.
-
-    Attributes:
-        candidates: sorted by name and distribution.
-        damaged: distributions whose entry points cannot be read: name, version, reason.
-        notes: a line on each copy of a distribution that was ignored.
-    """
-
-    candidates: tuple[Candidate, ...]
-    damaged: tuple[tuple[str, str, str], ...]
-    notes: tuple[str, ...]
-
-
-def discover() -> Found:
-    """Read the entry points of every distribution on ``sys.path``.
+def discover() -> tuple[list[PluginRecord], list[str]]:
+    """The plugin of every entry point on ``sys.path``, sorted by name, and a line on each distribution that is ignored.
 
     A distribution that is seen twice (an editable install beside a wheel, a path that is listed twice) counts once,
     and the first on the path counts, because that is the one that ``import`` finds. Only distributions with an entry
-    in our group have their metadata parsed.
+    in our group have their metadata parsed; one whose entry points cannot be read is a plugin that failed.
     """
-    candidates: list[Candidate] = []
-    damaged: list[tuple[str, str, str]] = []
+    found: list[PluginRecord] = []
     notes: list[str] = []
     seen: dict[str, str] = {}
     for distribution in distributions():
@@ -84,17 +52,20 @@ def discover() -> Found:
             notes.append(f"{name} {version} ignored: {seen[key]} comes first on sys.path")
             continue
         seen[key] = f"{name} {version}"
+        record = PluginRecord(name=name, distribution=name, version=version)
         try:
             entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
         except Exception as error:  # the parser raises whatever a malformed line makes it raise
-            damaged.append((name, version, f"its entry points cannot be read: {type(error).__name__}: {error}"))
+            reason = f"its entry points cannot be read: {type(error).__name__}: {error}"
+            found.append(evolve(record, status=Status.FAILED, reason=reason))
             continue
-        candidates.extend(Candidate(entry.name, entry.value.strip(), name, version) for entry in entries)
-    if not any(candidate.is_builtin for candidate in candidates):
+        found.extend(evolve(record, name=entry.name, module=entry.value.strip()) for entry in entries)
+    if not any(record.module == BUILTIN_MODULE for record in found):
         # Imported from a source tree that was never installed: the program still needs its own parts.
-        candidates.append(Candidate(BUILTIN, BUILTIN_MODULE, CORE_DISTRIBUTION, __version__))
-    candidates.sort(key=lambda candidate: (candidate.name, candidate.distribution))
-    return Found(tuple(candidates), tuple(damaged), tuple(notes))
+        found.append(
+            PluginRecord(name=BUILTIN, module=BUILTIN_MODULE, distribution=CORE_DISTRIBUTION, version=__version__)
+        )
+    return sorted(found, key=lambda record: (record.name, record.distribution or "")), notes
 
 
 def announced() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -14,7 +14,7 @@ from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.api_version import ATTRIBUTE
-from arb_ternary.plugins.discovery import BUILTIN, Candidate, discover
+from arb_ternary.plugins.discovery import BUILTIN, BUILTIN_MODULE, discover
 from arb_ternary.plugins.loader import (
     HookManager,
     PluginFault,
@@ -85,22 +85,20 @@ class Plugins:
             EnvironmentProblem: a plugin cannot be loaded and ARB_PLUGINS_STRICT is set.
         """
         started, strict = perf_counter(), environment.PLUGINS_STRICT.flag()
-        found = discover()
-        for note in found.notes:
+        found, notes = discover()
+        for note in notes:
             _trace(note)
-        blocked = _blocked(found.candidates)
+        found = _sorted_out(found)
         imported = {
-            candidate: self._import(candidate, found.candidates, blocked)
+            record: self._import(record)
             # The core's kinds are there before any other: nobody can take their names.
-            for candidate in sorted(found.candidates, key=lambda candidate: not candidate.is_builtin)
+            for record in sorted(found, key=lambda record: record.module != BUILTIN_MODULE)
+            if record.status is Status.OK
         }
-        for candidate in found.candidates:
-            self._load(candidate, imported[candidate])
-        for name, version, reason in found.damaged:
-            record = PluginRecord(name=name, distribution=name, version=version, status=Status.FAILED, reason=reason)
-            self.registry.note(record)
+        for record in found:
+            self.registry.note(self._load(record, imported[record]) if record in imported else record)
         self._mark_conflicts()
-        _trace(f"{len(found.candidates)} plugins in {1e3 * (perf_counter() - started):.1f} ms")
+        _trace(f"{len(found)} plugins in {1e3 * (perf_counter() - started):.1f} ms")
         faults = [record for record in self.records if record.status not in (Status.OK, Status.BLOCKED)]
         lines = [f"plugin {record.described}: {record.status}: {record.reason}" for record in faults]
         if lines and strict:
@@ -160,50 +158,35 @@ class Plugins:
 
     # --- one plugin --------------------------------------------------------------------------------------------------
 
-    def _import(
-        self, candidate: Candidate, candidates: tuple[Candidate, ...], blocked: Mapping[str, str]
-    ) -> object | PluginFault:
+    def _import(self, record: PluginRecord) -> object | PluginFault:
         """The hook module, whose kinds are then known, or why there is none."""
-        namesakes = [other for other in candidates if other.name == candidate.name and other is not candidate]
         try:
-            if candidate.name in blocked and not candidate.is_builtin:
-                raise PluginFault(Status.BLOCKED, blocked[candidate.name])
-            if namesakes and not candidate.is_builtin:
-                other = f"{namesakes[0].distribution} {namesakes[0].version}"
-                raise PluginFault(Status.CONFLICT, f"{other} has a plugin called {candidate.name!r} too")
             started = perf_counter()
-            plugin = import_object(candidate.module)
-            _trace(f"{candidate.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
+            plugin = import_object(record.module)
+            _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
             check_version(plugin)
-            self._relay.add_kinds(kinds_of(self._relay, plugin, candidate.name))
+            self._relay.add_kinds(kinds_of(self._relay, plugin, record.name))
         except PluginFault as fault:
-            if candidate.is_builtin:
-                raise
             return fault
         return plugin
 
-    def _load(self, candidate: Candidate, plugin: object | PluginFault) -> None:
-        record = PluginRecord(
-            name=candidate.name,
-            distribution=candidate.distribution,
-            version=candidate.version,
-            module=candidate.module,
-        )
+    def _load(self, record: PluginRecord, plugin: object | PluginFault) -> PluginRecord:
+        is_core = record.module == BUILTIN_MODULE
         try:
             if isinstance(plugin, PluginFault):
                 raise plugin
-            specs = attach(self._relay, plugin, candidate.name)
+            specs = attach(self._relay, plugin, record.name)
         except PluginFault as fault:
-            if candidate.is_builtin:
+            if is_core:
                 raise
             record = evolve(record, status=fault.status, reason=fault.reason)
         else:
             # Whatever is installed, the commands that explain an installation keep working.
-            added = self.registry.add(specs, record, reserved="command" if candidate.is_builtin else "")
+            added = self.registry.add(specs, record, reserved="command" if is_core else "")
             record = evolve(record, components=[(found.kind, found.name) for found in added])
-        self.registry.note(record)
         provided = ", ".join(f"{kind} {name}" for kind, name in record.components)
         _trace(f"{record.described} from {record.module}: {record.status}: {record.reason or provided}")
+        return record
 
     def _take_in(self, plugin: object, record: PluginRecord, *, versioned: bool) -> PluginRecord:
         if self._relay.has_plugin(record.name):
@@ -254,20 +237,31 @@ def no_plugin(name: str, installed: Collection[str], where: str = "") -> UsagePr
     return UsageProblem(f"{where}no plugin is called {name!r}", f"{suggestion}installed: {', '.join(installed)}")
 
 
-def _blocked(candidates: tuple[Candidate, ...]) -> dict[str, str]:
-    """The plugins that the environment keeps out, each with the reason."""
-    installed = sorted({candidate.name for candidate in candidates})
-    allowed = environment.PLUGINS.names()
-    disabled = environment.PLUGINS_DISABLED.names()
+def _sorted_out(found: Sequence[PluginRecord]) -> list[PluginRecord]:
+    """The records, those that the environment keeps out and those that share a name with the status that says so."""
+    installed = sorted({record.name for record in found})
+    allowed, disabled = environment.PLUGINS.names(), environment.PLUGINS_DISABLED.names()
     for variable, names in (("ARB_PLUGINS", set(allowed) - {"*"}), ("ARB_PLUGINS_DISABLED", disabled)):
         for name in names:
             if name not in installed:
                 raise no_plugin(name, installed, f"{variable}: ")
     if BUILTIN in disabled:
         raise UsageProblem(f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled")
-    blocked = {name: "ARB_PLUGINS does not list it" for name in installed if "*" not in allowed and name not in allowed}
-    blocked.update((name, "ARB_PLUGINS_DISABLED lists it") for name in disabled)
-    return blocked
+
+    def sort_out(record: PluginRecord) -> PluginRecord:
+        rivals = [other for other in found if other.name == record.name and other is not record]
+        if record.module == BUILTIN_MODULE or record.status is not Status.OK:
+            return record
+        if record.name in disabled:
+            return evolve(record, status=Status.BLOCKED, reason="ARB_PLUGINS_DISABLED lists it")
+        if "*" not in allowed and record.name not in allowed:
+            return evolve(record, status=Status.BLOCKED, reason="ARB_PLUGINS does not list it")
+        if rivals:
+            reason = f"{rivals[0].distribution} {rivals[0].version} has a plugin called {record.name!r} too"
+            return evolve(record, status=Status.CONFLICT, reason=reason)
+        return record
+
+    return [sort_out(record) for record in found]
 
 
 def _trace(line: str) -> None:

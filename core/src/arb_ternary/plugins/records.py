@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 __all__ = ["PluginRecord", "Status"]
 
@@ -61,12 +61,5 @@ class PluginRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
-        return {
-            "name": self.name,
-            "distribution": self.distribution,
-            "version": self.version,
-            "module": self.module,
-            "status": str(self.status),
-            "reason": self.reason,
-            "components": [{"kind": kind, "name": name} for kind, name in self.components],
-        }
+        components = [{"kind": kind, "name": name} for kind, name in self.components]
+        return {**asdict(self), "status": str(self.status), "components": components}
