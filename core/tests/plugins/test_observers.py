@@ -51,12 +51,6 @@ def test_observers_are_called_in_the_order_of_the_config_with_the_arguments_they
     assert log == ["first: step 3 loss 1.5", "second: step 3 loss 1.5"]
 
 
-def test_observers_without_names_are_called_by_their_class():
-    observers = RunObservers([Notes([]), Notes([]), Failing(ValueError())])
-
-    assert observers.names == ("Notes", "Notes (2)", "Failing")
-
-
 def test_every_observer_hook_is_called_with_its_arguments():
     received: dict[str, dict[str, Any]] = {}
 
@@ -85,7 +79,7 @@ def test_every_observer_hook_is_called_with_its_arguments():
         "state": {},
         "status": "failed",
     }
-    observers = RunObservers([Everything()])
+    observers = RunObservers({"everything": Everything()})
 
     for hook, names in arguments.items():
         observers.call(getattr(hookspecs, hook), **{name: values[name] for name in names})

@@ -26,13 +26,9 @@ def list_backends(device: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ("backend", "status", "priority", "distribution", "devices", "reason"),
-        [
-            (row["name"], row["status"], row["priority"], row["distribution"], " ".join(row["devices"]), row["reason"])
-            for row in rows
-        ],
-    )
+    columns = ("status", "priority", "distribution", "devices", "reason")
+    shown = [{**row, "devices": " ".join(row["devices"])} for row in rows]
+    print_table(("backend", *columns), [[row[column] for column in ("name", *columns)] for row in shown])
 
 
 @click.command("explain")

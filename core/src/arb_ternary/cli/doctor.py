@@ -38,6 +38,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     Exits with 2 when the environment names something unknown, with 3 when it names something that cannot work.
     """
     problems: list[ArbError] = []
+    disk = shutil.disk_usage(Path.cwd())
     facts: dict[str, Any] = {
         "arb": {"version": __version__, "plugin_interface": spelled(API_VERSION)},
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
@@ -48,18 +49,21 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         "backends": describe_backends(device),
         "environment": given(manager().variables),
         "unrecognised_variables": unrecognised(manager().variables),
-        "disk": _disk_facts(),
+        "disk": {"folder": str(Path.cwd()), "free_bytes": disk.free, "total_bytes": disk.total},
     }
-    problems.extend(_named_plugins_that_failed())
+    # A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not.
+    problems += [
+        EnvironmentProblem(f"ARB_PLUGINS: plugin {record.described}: {record.status}: {record.reason}")
+        for record in manager().records
+        if record.name in PLUGINS.names() and record.status not in (Status.OK, Status.BLOCKED)
+    ]
     facts["problems"] = [{"what": problem.what, "hint": problem.hint} for problem in problems]
     if as_json:
         print_json(facts)
-    elif report:
-        click.echo("```text")
-        _print_text(facts)
-        click.echo("```")
     else:
+        click.echo("```text\n" if report else "", nl=False)
         _print_text(facts)
+        click.echo("```\n" if report else "", nl=False)
     for problem in problems:
         click.echo(render(problem), err=True)
     return min((problem.exit_code for problem in problems), default=0)
@@ -82,11 +86,8 @@ def _torch_facts(problems: list[ArbError]) -> dict[str, Any]:
 
 def _versions(*, every: bool) -> dict[str, str]:
     """Versions of the distributions that matter, or of all."""
-    found: dict[str, str] = {}
-    for distribution in distributions():
-        name = distribution.name
-        if name and name not in found:
-            found[name] = distribution.version
+    # The first on the path is the one that is imported.
+    found = {each.name: each.version for each in reversed(list(distributions())) if each.name}
     if every:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
     declared = [library for one in manager().registry.everything() for library in one.spec.libraries]
@@ -106,21 +107,6 @@ def _backend_facts(device: str, problems: list[ArbError]) -> dict[str, Any]:
     return {**facts, "name": selection.name, "reason": selection.reason, "rejected": rejected}
 
 
-def _named_plugins_that_failed() -> list[ArbError]:
-    """A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not."""
-    asked_for = PLUGINS.names()
-    return [
-        EnvironmentProblem(f"ARB_PLUGINS: plugin {record.described}: {record.status}: {record.reason}")
-        for record in manager().records
-        if record.name in asked_for and record.status not in (Status.OK, Status.BLOCKED)
-    ]
-
-
-def _disk_facts() -> dict[str, Any]:
-    usage = shutil.disk_usage(Path.cwd())
-    return {"folder": str(Path.cwd()), "free_bytes": usage.free, "total_bytes": usage.total}
-
-
 def _print_text(facts: dict[str, Any]) -> None:
     torch, disk, backend = facts["torch"], facts["disk"], facts["backend"]
     lines = [
@@ -134,19 +120,13 @@ def _print_text(facts: dict[str, Any]) -> None:
     for label, text in lines:
         click.echo(f"{label:<9} {text}")
     click.echo()
-    plugins: list[dict[str, Any]] = facts["plugins"]
-    print_table(
-        ("plugin", "status", "distribution", "version", "reason"),
-        [
-            (row["name"], row["status"], row["distribution"] or row["module"], row["version"], row["reason"])
-            for row in plugins
-        ],
-    )
-    click.echo()
-    print_table(
-        ("backend", "status", "reason"), [(row["name"], row["status"], row["reason"]) for row in facts["backends"]]
-    )
-    click.echo()
+    plugins = [{**row, "distribution": row["distribution"] or row["module"]} for row in facts["plugins"]]
+    for kind, rows, columns in (
+        ("plugin", plugins, ("status", "distribution", "version", "reason")),
+        ("backend", facts["backends"], ("status", "reason")),
+    ):
+        print_table((kind, *columns), [[row[column] for column in ("name", *columns)] for row in rows])
+        click.echo()
     print_table(("distribution", "version"), list(facts["distributions"].items()))
     click.echo()
     if facts["environment"]:

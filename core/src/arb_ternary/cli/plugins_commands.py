@@ -24,13 +24,8 @@ def list_plugins(as_json: bool) -> None:
     if as_json:
         print_json([record.to_json() for record in records])
         return
-    print_table(
-        ("plugin", "status", "distribution", "version", "provides"),
-        [
-            (record.name, record.status, record.distribution or record.module, record.version, _gist(record))
-            for record in records
-        ],
-    )
+    rows = [(one.name, one.status, one.distribution or one.module, one.version, _gist(one)) for one in records]
+    print_table(("plugin", "status", "distribution", "version", "provides"), rows)
 
 
 @click.command("show")
@@ -62,13 +57,8 @@ def hooks(as_json: bool) -> None:
     if as_json:
         print_json([asdict(hook) for hook in described])
         return
-    print_table(
-        ("hook", "group", "called"),
-        [
-            (f"{hook.name}({', '.join(hook.arguments)})", hook.group, hook.documentation.partition("\n")[0])
-            for hook in described
-        ],
-    )
+    rows = [(f"{each.name}({', '.join(each.arguments)})", each.group, each.documentation) for each in described]
+    print_table(("hook", "group", "called"), [(call, group, text.partition("\n")[0]) for call, group, text in rows])
 
 
 def _gist(record: PluginRecord) -> str:
@@ -95,16 +85,8 @@ def records_called(name: str) -> list[PluginRecord]:
 
 def _facts(record: PluginRecord) -> dict[str, Any]:
     loaded = bool(record.components) or not record.reason
-    components = [
-        {
-            "kind": found.kind,
-            "name": found.name,
-            "summary": found.spec.summary,
-            "target": found.spec.target,
-            "config": found.spec.config,
-        }
-        for found in manager().registry.of_plugin(record)
-    ]
+    shown = ("kind", "name", "summary", "target", "config")
+    components = [{key: getattr(found.spec, key) for key in shown} for found in manager().registry.of_plugin(record)]
     return {
         **record.to_json(),
         "info": dict(manager().plugin_info(record.name)) if loaded else {},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -32,20 +32,19 @@ class RunObservers:
     first. An :class:`ArbError` keeps its class and with it its exit code. A wrapper is called around all observers.
 
     Args:
-        objects: observers by name, or observers alone, which are then called by their class.
+        objects: observers by name.
 
     Raises:
         ComponentError: an object implements no observer hook, or one that is not called on a run.
     """
 
-    def __init__(self, objects: Mapping[str, object] | Iterable[object] = ()) -> None:
+    def __init__(self, objects: Mapping[str, object]) -> None:
         self._relay = HookManager()
         self._failures: list[ArbError] = []
         self._opinion: tuple[str, Any] | None = None
-        named = dict(objects) if isinstance(objects, Mapping) else _by_class(objects)
-        self.names: tuple[str, ...] = tuple(named)
+        self.names: tuple[str, ...] = tuple(objects)
         # pluggy calls the last one registered first.
-        for name, observer in reversed(named.items()):
+        for name, observer in reversed(objects.items()):
             self._add(name, observer)
 
     def call(self, hook: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -149,13 +148,3 @@ class RunObservers:
         failure.what = f"observer {observer!r}, {hook}: {failure.what}"
         self._failures.append(failure)
         return failure
-
-
-def _by_class(objects: Iterable[object]) -> dict[str, object]:
-    named: dict[str, object] = {}
-    for observer in objects:
-        name, number = type(observer).__name__, 2
-        while name in named:
-            name, number = f"{type(observer).__name__} ({number})", number + 1
-        named[name] = observer
-    return named
