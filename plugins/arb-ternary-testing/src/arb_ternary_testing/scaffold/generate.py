@@ -13,7 +13,9 @@ from typing import Final
 
 from arb_ternary import API_VERSION, __version__
 from arb_ternary.errors import ArbError, UsageProblem, nearest
-from arb_ternary.plugins.discovery import CORE_DISTRIBUTION, announced
+from arb_ternary.plugins.discovery import announced, canonical
+from arb_ternary.plugins.manager import manager
+from arb_ternary.specs import KINDS as SPECS
 
 __all__ = ["KINDS", "new_plugin"]
 
@@ -82,7 +84,8 @@ def _checked(name: str) -> str:
             "letter, with single hyphens between words",
             suggestion,
         )
-    if f"{PREFIX}{short}" in {CORE_DISTRIBUTION, *announced().values()}:
+    installed = {canonical(record.distribution) for record in manager().records if record.distribution}
+    if f"{PREFIX}{short}" in installed | set(announced().values()):
         raise UsageProblem(f"{PREFIX}{short} is the name of an existing distribution", "choose another name")
     return short
 
@@ -90,7 +93,9 @@ def _checked(name: str) -> str:
 def _values(short: str, kind: str) -> dict[str, str]:
     """What stands for the placeholders of the templates."""
     words = short.split("-")
-    article = "an" if kind[0] in "aeiou" else "a"
+    noun = next(spec.noun for spec in SPECS if spec.kind == kind)
+    versions = f">={__version__.rpartition('.')[0]},<{API_VERSION[0] + 1}"
+    needed = ["core", "train"] if kind == "phase" else ["core"]
     return {
         "name": short,
         "distribution": f"{PREFIX}{short}",
@@ -98,18 +103,11 @@ def _values(short: str, kind: str) -> dict[str, str]:
         "component": "_".join(words),
         "class_name": "".join(word.capitalize() for word in words),
         "kind": kind,
-        "a_kind": f"{article} {_NOUNS[kind]}",
-        "core": f">={__version__.rpartition('.')[0]},<{API_VERSION[0] + 1}",
+        "a_kind": f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}",
+        "versions": versions,
+        "needed": ", ".join(f'"{PREFIX}{part}{versions}"' for part in needed),
         "api_version": repr(API_VERSION),
     }
-
-
-_NOUNS: Final = {
-    "backend": "kernel backend",
-    "masking": "masking strategy",
-    "optimizer": "optimizer",
-    "phase": "trainer phase",
-}
 
 
 def _rendered(kind: str, values: dict[str, str]) -> Iterator[tuple[Path, str]]:
