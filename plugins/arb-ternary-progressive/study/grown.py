@@ -83,7 +83,7 @@ def run(kind: str, settings: list[str], seed: int, *, tuning: bool) -> dict[str,
         child = ChildRun.start(HERE / f"{kind}.yaml", Path(folder) / "run", given)
         ended = child.wait()
         if ended.code:
-            sys.exit(f"{kind}, {settings}: exit code {ended.code}\n{child.last_words()}")
+            sys.exit(f"{kind}, {settings}: exit code {ended.code}\n{child.log_tail()}")
         report, records = child.report(), read_metrics(child.directory / "metrics.jsonl")
     steps = [record for record in records if record["event"] == "train"]
     width = max(1, len(steps) // POINTS)

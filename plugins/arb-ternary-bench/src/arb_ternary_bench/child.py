@@ -107,7 +107,7 @@ class ChildRun:
         report: dict[str, Any] = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
         return report
 
-    def last_words(self, lines: int = 12) -> str:
+    def log_tail(self, lines: int = 12) -> str:
         """The end of what it printed."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 

@@ -146,7 +146,7 @@ def _train(config: Path, directory: Path, overrides: Sequence[str]) -> tuple[dic
     child = ChildRun.start(config, directory, overrides)
     ended = child.wait()
     if ended.code:
-        raise ArbError(f"{config}: the run ended with {ended.code}", child.last_words())
+        raise ArbError(f"{config}: the run ended with {ended.code}", child.log_tail())
     return child.report(), ended.peak_bytes
 
 

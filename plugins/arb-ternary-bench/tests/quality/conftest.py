@@ -124,7 +124,7 @@ class FakeRun:
         report: dict[str, Any] = json.loads((self.directory / "result.json").read_text())
         return report
 
-    def last_words(self, lines: int = 12) -> str:
+    def log_tail(self, lines: int = 12) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
 
 

@@ -145,15 +145,15 @@ class Pool:
         if ended.code == 0:
             outcome = measured(trial, child, ended, self.threads)
         elif ended.code == _FAILURE:
-            outcome = failed(trial, child.last_words(4))
+            outcome = failed(trial, child.log_tail(4))
         elif ended.code < 0:
             name = signal.Signals(-ended.code).name
             raise ArbError(
                 f"{trial.name}: the run was killed by {name}",
-                f"{child.last_words()}\nIt may have run out of memory; the same command continues the study.",
+                f"{child.log_tail()}\nIt may have run out of memory; the same command continues the study.",
             )
         else:
-            raise ArbError(f"{trial.name}: the run ended with {ended.code}; see {child.log}", child.last_words())
+            raise ArbError(f"{trial.name}: the run ended with {ended.code}; see {child.log}", child.log_tail())
         write_outcome(self.outcome_file(trial), outcome)
         self._remove_checkpoints(trial)
         self.finished(trial, outcome)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -46,21 +46,25 @@ def generate(
     """Continue a prompt with the model of RUN (a run directory or a checkpoint); text appears as it is drawn."""
     from arb_ternary.errors import UsageProblem
     from arb_ternary_text.data.tokenizers import from_json
+    from arb_ternary_text.models.generate import CachedModel, Unrolls, streamed_text
     from arb_ternary_text.models.generate import generate as draw
-    from arb_ternary_text.models.generate import streamed_text
     from arb_ternary_train.restore import load_run
 
     trained = load_run(run, backend=backend, device=device)
-    needed = "unroll" if unroll else "new_cache"
-    if not hasattr(trained.model, needed):
+    model = trained.model
+    if unroll and isinstance(model, Unrolls):
+        generator: Callable[..., Iterator[int]] = model.unroll
+    elif not unroll and isinstance(model, CachedModel):
+        generator = partial(draw, model)
+    else:
+        needed = "unroll" if unroll else "new_cache"
         raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot do this: it has no {needed}()")
     attached = trained.directory.attachments()
     if "tokenizer" not in attached:
         raise UsageProblem(f"{run}: its data {trained.config.data.name!r} has no tokenizer, so that it has no text")
     tokenizer = from_json(attached["tokenizer"])
     prompt_ids = tokenizer.encode(prompt)
-    model: Any = trained.model
-    drawn = (model.unroll if unroll else partial(draw, model))(
+    drawn = generator(
         prompt_ids,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -324,10 +324,15 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
         raise DataError(f"tokenizer: kind {kind}: {error}") from error
 
 
+@runtime_checkable
+class _EncodesArrays(Protocol):
+    def encode_array(self, text: str) -> NDArray[Any]: ...
+
+
 def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:
     """``text`` as a one-dimensional array of ids in the smallest unsigned dtype that holds the vocabulary."""
-    encode_array = getattr(tokenizer, "encode_array", None)
-    ids = encode_array(text) if encode_array is not None else np.asarray(tokenizer.encode(text), dtype=np.int64)
+    fast = isinstance(tokenizer, _EncodesArrays)
+    ids = tokenizer.encode_array(text) if fast else np.asarray(tokenizer.encode(text), dtype=np.int64)
     return np.asarray(ids, dtype=np.min_scalar_type(tokenizer.vocabulary_size - 1))
 
 

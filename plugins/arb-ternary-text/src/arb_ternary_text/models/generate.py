@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import KeyValueCache
 
-__all__ = ["CachedModel", "generate", "next_token_probabilities", "streamed_text"]
+__all__ = ["CachedModel", "Unrolls", "generate", "next_token_probabilities", "streamed_text"]
 
 
+@runtime_checkable
 class CachedModel(Protocol):
     """What :func:`generate` needs of a model; :class:`~arb_ternary_text.models.decoder.Decoder` has it."""
 
@@ -36,6 +37,13 @@ class CachedModel(Protocol):
     def new_cache(self, batch_size: int) -> KeyValueCache: ...
 
     def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
+
+
+@runtime_checkable
+class Unrolls(Protocol):
+    """A model that fills in many tokens in one pass, with the arguments of :func:`generate` but the model."""
+
+    def unroll(self, prompt_ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 
 def generate(
