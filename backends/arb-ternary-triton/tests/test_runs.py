@@ -19,7 +19,8 @@ from safetensors.torch import load
 from arb_ternary import TernaryEmbedding, TernaryLinear, ternary_update
 from arb_ternary.cli.main import main
 from arb_ternary.environment import for_child
-from arb_ternary.ternary.models import seed_votes
+from arb_ternary.ternary import module
+from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
@@ -90,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def start(optimizer: str, backend: str) -> Trained:
         config = folder / f"{optimizer}.yaml"
         config.write_text(CONFIG.format(text=text, optimizer=OPTIMIZERS[optimizer], steps=STEPS))
-        directory = folder / f"{optimizer}-{backend}"
+        directory = folder / f"{optimizer}-{backend}-{len(list(folder.iterdir()))}"
         train(load_config(config).config, RunRequest(directory=directory, backend=backend, reporter=Silent))
         (last,) = directory.glob("checkpoints/step-*")
         kept = [(last / f"{name}.safetensors").read_bytes() for name in ("model", "state")]
@@ -145,6 +146,40 @@ def test_an_exact_run_has_the_bytes_of_the_torch_backend(optimizer: str, run: Ru
     assert got.model == wanted.model
     assert got.state == wanted.state
     assert got.norms == pytest.approx(wanted.norms, rel=NORM_TOLERANCE)
+
+
+@interpreted
+def test_a_run_whose_device_the_kernels_serve_only_after_the_move_has_the_bytes_of_torch(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the model is made on the CPU, which the kernels do not serve, and moved to the device."""
+    moved: list[str] = []
+    monkeypatch.setattr(module, "serves", lambda name, device: bool(moved))
+
+    def move(model: torch.nn.Module, seed: int) -> None:
+        moved.extend(each.backend for _, each in ternary_modules(model))
+        seed_votes(model, seed)
+
+    monkeypatch.setattr("arb_ternary_train.build.seed_votes", move)
+    wanted = run("sign_votes", "torch")
+    moved.clear()
+    got = run("sign_votes", "triton")
+    assert set(moved) == {"torch"}
+    assert (got.model, got.state) == (wanted.model, wanted.state)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device")
+def test_a_module_is_made_on_the_cpu_and_computes_on_the_gpu() -> None:
+    layer = TernaryLinear(200, 24, group_size=32, gradients="int8", backend="triton")
+    trits, x = layer.trits(), torch.randn(5, 200)
+    assert layer.backend == "torch"
+    layer.to("cuda")
+    assert layer.backend == "triton"
+    layer(x.cuda()).sum().backward()
+    assert torch.equal(layer.trits().cpu(), trits)
+    assert bool(layer.to("cpu").logical_votes().any())
+    assert layer.backend == "torch"
 
 
 # --- the demo --------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ __all__ = [
     "request_backend",
     "reset_backends",
     "select",
+    "serves",
     "use_backend",
 ]
 
@@ -216,6 +217,15 @@ def _unknown(name: str, request: BackendRequest) -> UsageProblem:
     return UsageProblem(f"{request.source}: no backend is called {name!r}", "\n".join(hint))
 
 
+def serves(name: str, device: str) -> bool:
+    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is asked once."""
+    with _lock:
+        _follow_plugins()
+        if (name, device) not in _served:
+            _served[name, device] = _probe_named(name, device).usable
+        return _served[name, device]
+
+
 # --- probing ---------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +264,7 @@ _lock = threading.RLock()
 _plugins: Plugins | None = None
 _built: dict[str, KernelBackend] = {}
 _chosen: dict[tuple[str, str], str] = {}
+_served: dict[tuple[str, str], bool] = {}
 
 
 def get_backend(name: str) -> KernelBackend:
@@ -314,6 +325,7 @@ def reset_backends() -> None:
     with _lock:
         _built.clear()
         _chosen.clear()
+        _served.clear()
 
 
 def _follow_plugins() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from arb_ternary.backends import ops
 from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
-from arb_ternary.backends.select import current_backend, get_backend
+from arb_ternary.backends.select import current_backend, get_backend, serves
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.counters.control import new_control
-from arb_ternary.errors import CheckpointError
+from arb_ternary.errors import CheckpointError, EnvironmentProblem
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 
@@ -26,6 +26,8 @@ GroupSize = int | Literal["row"]
 GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
 #: Share of a Gaussian that rounds to a non-zero trit: P(|w| > E|w| / 2).
 GAUSSIAN_DENSITY: Final = 0.690
+#: The backend that serves every device, and the device without memory.
+_TORCH, _META = "torch", "meta"
 
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
@@ -49,13 +51,19 @@ class VoteOptions(TypedDict, total=False):
             ``correlation``.
         vote_bits: of an accumulator: 8, the default, 4 or 2; fewer than 8 need a backend with the capability
             ``narrow_votes``.
-        backend: owner of the layout; None, the default, takes the current one.
+        backend: whose kernels compute, and whose layout holds weight and votes; None, the default, takes the current
+            one. On a device that it does not serve, the layout is torch's, and the module cannot compute.
     """
 
     gradients: str
     scale_rule: ScaleRule
     vote_bits: int
     backend: str | None
+
+
+def _holder(name: str, device: torch.device) -> str:
+    """The backend whose layout a weight has on a device: the named one, or torch where that does not serve it."""
+    return name if name == _TORCH or device.type == _META or serves(name, device.type) else _TORCH
 
 
 class TernaryModule(VoteMemory):
@@ -113,9 +121,9 @@ class TernaryModule(VoteMemory):
             raise ValueError(f"scale_rule must be one of {self.scale_rules}, got {scale_rule!r}")
         if vote_bits not in VOTE_BITS:
             raise ValueError(f"vote_bits must be one of {VOTE_BITS}, got {vote_bits!r}")
-        self.backend = current_backend() if backend is None else backend
-        get_backend(self.backend)
-        check_vote_bits(self.backend, vote_bits)
+        self.chosen_backend = current_backend() if backend is None else backend
+        get_backend(self.chosen_backend)
+        check_vote_bits(self.chosen_backend, vote_bits)
         self.group_size = group_size
         group = max(columns, 1) if group_size == "row" else int(group_size)
         self.allocate(WeightShape(rows, columns, group, vote_bits))
@@ -132,6 +140,7 @@ class TernaryModule(VoteMemory):
             raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
         groups = self.shape.groups
         trits = initial_trits(rows, columns)
+        self.backend = _holder(self.chosen_backend, trits.device)
         self.register_buffer("weight", kernel(self.backend, "pack")(trits))
         self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
         self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
@@ -197,17 +206,32 @@ class TernaryModule(VoteMemory):
         packed = pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits)
         self.votes.copy_(packed)
 
-    @torch.no_grad()
     def set_backend(self, name: str) -> None:
-        """Repack weight and votes in the layout of another backend; no logical value changes."""
-        if name == self.backend:
-            return
+        """Compute with another backend: weight and votes are repacked in its layout; no logical value changes."""
         get_backend(name)
         check_vote_bits(name, self.shape.vote_bits)
+        self.chosen_backend = name
+        self._repack(_holder(name, self.weight.device))
+
+    @torch.no_grad()
+    def _repack(self, name: str) -> None:
+        if name == self.backend:
+            return
         trits, votes = self.trits(), self.logical_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
         self.votes = pack_votes(name, votes, self.shape.vote_bits)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Kernels of one device cannot read the layout on another: on the way, weight and votes are in torch's.
+        before = self.weight.device
+        after = fn(torch.empty(0, dtype=torch.uint8, device=before)).device
+        if before.type != after.type and _META not in (before.type, after.type):
+            self._repack(_TORCH)
+        super()._apply(fn, recurse)
+        if after.type != _META:
+            self._repack(_holder(self.chosen_backend, after))
+        return self
 
     def _check_votes(self, votes: Tensor) -> None:
         low, high = self.shape.smallest_vote, self.shape.largest_vote
@@ -234,7 +258,16 @@ class TernaryModule(VoteMemory):
         return rows
 
     def vote_state(self) -> VoteState:
-        """The weight and what it learns by, for ops and kernels; the tensors are the module's own."""
+        """The weight and what it learns by, for ops and kernels; the tensors are the module's own.
+
+        Raises:
+            EnvironmentProblem: the chosen backend does not serve the device.
+        """
+        if self.backend != self.chosen_backend:
+            raise EnvironmentProblem(
+                f"backend {self.chosen_backend!r} cannot compute on {self.weight.device}",
+                "move the module to a device that it serves, or call set_backend: arb backends list",
+            )
         return VoteState(
             self.weight,
             self.exponent,
