@@ -70,7 +70,7 @@ class CheckpointError(ArbError):
 
 
 class DataError(ArbError):
-    """Text, token files or a tokenizer cannot be used."""
+    """Data cannot be read, or are not what they have to be."""
 
 
 class Interrupted(ArbError):

@@ -33,7 +33,7 @@ __all__ = [
     "resolve",
 ]
 
-#: A component's name: lower-case words, with dots between families and members (``gqc.gnts``).
+#: A component's name: lower-case words, with dots between families and members (``family.member``).
 NAME_PATTERN = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
 #: A lazy target: ``package.module:attribute``.
 TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"

@@ -69,7 +69,7 @@ def discover() -> tuple[list[PluginRecord], list[str]]:
 
 
 def announced() -> dict[str, str]:
-    """The distribution of each component (``optimizer.signgsd``) that an installed distribution announces."""
+    """The distribution of each component (``KIND.NAME``) that an installed distribution announces."""
     return {
         entry.name: canonical(entry.value)
         for distribution in distributions()

@@ -46,7 +46,7 @@ def explain_conflict(kind: type[Spec], name: str, rivals: Sequence[PluginRecord]
 def explain_missing(kind: type[Spec], name: str, available: Sequence[str], records: Sequence[PluginRecord]) -> ArbError:
     """The error for a name that no loaded plugin provides."""
     known = announced()
-    # A name stands for its family too: what brings `gqc` brings `gqc.gnts`.
+    # A name stands for its family too: what brings `a` brings `a.b`.
     distribution = known.get(f"{kind.kind}.{name}") or known.get(f"{kind.kind}.{name.partition('.')[0]}")
     if distribution is not None:
         owners = [record for record in records if canonical(record.distribution or "") == distribution]
