@@ -240,17 +240,6 @@ def test_it_goes_on_where_its_state_was_taken(taken: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(rest, expected[taken:], strict=True))
 
 
-def test_next_epoch_is_the_epoch_of_the_next_pass() -> None:
-    made = loader()
-    assert made.next_epoch == 0
-    list(made)
-    assert (made.epoch, made.next_epoch) == (0, 1)
-    made.load_state_dict({"epoch": 4, "position": 1})
-    assert made.next_epoch == 4
-    assert len(list(made)) == 2
-    assert made.next_epoch == 5
-
-
 def test_an_iterator_that_is_used_up_is_an_error() -> None:
     made = loader(iter(samples()))
     assert len(list(made)) == 3

@@ -7,7 +7,7 @@ import torch
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
-from arb_ternary_progressive.objectives import IGNORED, Asked, ObjectiveMasking
+from arb_ternary_progressive.objectives import IGNORED, ObjectiveBatch, ObjectiveMasking
 from arb_ternary_train.evaluate import masked_loss
 
 TOKENS = torch.tensor([[4, 5, 6, 7], [8, 9, 1, 2]])
@@ -22,9 +22,9 @@ class Chosen:
         return MaskedBatch(tokens, tokens, MASKS)
 
 
-def ask(objective: str, **extras: torch.Tensor) -> Asked:
+def ask(objective: str, **extras: torch.Tensor) -> ObjectiveBatch:
     batch = Batch(torch.cat((TOKENS, TOKENS[:, -1:]), dim=1), torch.arange(2), extras)
-    return ObjectiveMasking(Chosen(), objective).ask(batch, torch.Generator(), MaskContext(0, 0, 10))
+    return ObjectiveMasking(Chosen(), objective).prepare(batch, torch.Generator(), MaskContext(0, 0, 10))
 
 
 def test_mlm_asks_for_the_tokens_themselves_where_they_are_hidden() -> None:

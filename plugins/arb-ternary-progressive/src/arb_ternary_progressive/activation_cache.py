@@ -44,12 +44,6 @@ class CacheStats:
     samples: int
     nbytes: int
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of the samples asked for that were there; 0 before the first."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
-
 
 class ActivationCache:
     """Hidden states by sample and trunk, within a byte budget; what was used least recently goes first.
@@ -82,7 +76,9 @@ class ActivationCache:
         self.hits = 0
         self.misses = 0
         self._kept: set[str] | None = None
-        self._store: Store = MemoryStore(byte_budget) if folder is None else DiskStore(Path(folder), byte_budget, dtype)
+        self._store: Store[Any] = (
+            MemoryStore(byte_budget) if folder is None else DiskStore(Path(folder), byte_budget, dtype)
+        )
 
     def __len__(self) -> int:
         return len(self._store)

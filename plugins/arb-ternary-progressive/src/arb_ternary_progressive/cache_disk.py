@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from attrs import define
 from torch import Tensor
 
 from arb_ternary.errors import ArbError, UsageProblem
-from arb_ternary_progressive.cache_store import CacheKey, require_room
+from arb_ternary_progressive.cache_store import CacheKey, Store
 from arb_ternary_progressive.hidden_codec import CacheDtype
 from arb_ternary_train.directory import locked
 
@@ -45,7 +44,7 @@ class _Slot:
     index: int
 
 
-class DiskStore:
+class DiskStore(Store[_Slot]):
     """Samples in ``folder``; what an earlier process left there is found again.
 
     Samples of one shape and dtype share a file. A folder serves one process at a time.
@@ -60,11 +59,9 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, byte_budget: int, dtype: CacheDtype) -> None:
+        super().__init__(byte_budget)
         self.folder = folder
-        self.byte_budget = byte_budget
         self.dtype = dtype
-        self.evictions = 0
-        self._entries: OrderedDict[CacheKey, _Slot] = OrderedDict()
         self._free: list[int] = []
         self._shape: tuple[int, int] | None = None
         self._payload = self._slot_bytes = self._serial = 0
@@ -86,9 +83,6 @@ class DiskStore:
         """Bytes of the slots in use, headers included."""
         return len(self._entries) * self._slot_bytes
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def open(self, shape: tuple[int, int], payload_bytes: int) -> None:
         """Use the file of samples of ``shape`` (positions, width), and find again what it holds.
 
@@ -104,7 +98,7 @@ class DiskStore:
                 "A cache on disk is for samples of one length; give no folder to keep them in memory.",
             )
         slot_bytes = _HEADER_BYTES + -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
-        require_room(slot_bytes, self.byte_budget)
+        self._require_room(slot_bytes)
         slots = self.byte_budget // slot_bytes
         path = self.folder / f"hidden-{self.dtype}-{shape[0]}x{shape[1]}.slots"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -138,9 +132,7 @@ class DiskStore:
         """
         self.drop(key)
         if not self._free:
-            oldest, _ = next(iter(self._entries.items()))
-            self.drop(oldest)
-            self.evictions += 1
+            self._evict()
         index = self._free.pop()
         self._serial += 1
         payload = payload_N.numpy()
@@ -158,20 +150,8 @@ class DiskStore:
             ) from error
         self._entries[key] = _Slot(inputs, index)
 
-    def drop(self, key: CacheKey) -> None:
-        """See ``Store``."""
-        slot = self._entries.pop(key, None)
-        if slot is not None:
-            self._free.append(slot.index)
-
-    def versions(self) -> set[str]:
-        """See ``Store``."""
-        return {key.version for key in self._entries}
-
-    def keep_only(self, versions: set[str]) -> None:
-        """See ``Store``."""
-        for key in [key for key in self._entries if key.version not in versions]:
-            self.drop(key)
+    def _dropped(self, entry: _Slot) -> None:
+        self._free.append(entry.index)
 
     def close(self) -> None:
         """Let go of the file and of the folder's lock. What is stored stays."""

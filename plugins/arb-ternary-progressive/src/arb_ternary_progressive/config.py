@@ -18,7 +18,7 @@ from attrs.validators import optional
 from arb_ternary.config.errors import Fault, raise_faults
 from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import Rule, one_of, option
-from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.growth_config import (
     PRECISIONS,
     GrowthConfig,
@@ -131,16 +131,6 @@ class TrainingConfig:
     )
 
 
-class _NoComponents:
-    """A registry for configs that name no components."""
-
-    def get(self, kind: str, name: str, /) -> Any:
-        raise UsageProblem(f"{kind} {name!r}: this config names no components")
-
-    def names(self, kind: str, /) -> tuple[str, ...]:
-        return ()
-
-
 @define(kw_only=True)
 class StackWiseConfig:
     """Model and training of a rack, from a file or from keywords."""
@@ -152,12 +142,15 @@ class StackWiseConfig:
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> StackWiseConfig:
-        """Read a YAML (or TOML, or JSON) file; ``overrides`` are ``"path=value"`` each.
+        """Read a YAML file; ``overrides`` are ``"path=value"`` each.
 
         Raises:
             ConfigError: the file or its content is wrong; every fault is listed with file and line.
         """
-        loaded = load_as(cls, path, overrides, registry=_NoComponents())
+        from arb_ternary.plugins.registry import Registry
+
+        # This config names no components: no plugin need be loaded.
+        loaded = load_as(cls, path, overrides, registry=Registry({}))
         loaded.config._origins = dict(loaded.origins)
         loaded.config._source = loaded.source
         return loaded.config

@@ -128,11 +128,6 @@ class ProgressiveDataLoader:
         """Where the hidden states of a module are kept; None where there is nothing to keep."""
         return self._cache
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch of the next pass: the one to be gone on with after :meth:`load_state_dict`, else a new one."""
-        return self._passes.next_epoch
-
     def state_dict(self) -> dict[str, int]:
         """Where the next batch is: the epoch, and the number of batches of it that were given."""
         return self._passes.state_dict()
@@ -146,14 +141,14 @@ class ProgressiveDataLoader:
     def _prepare(self, raw: Any, number: int) -> dict[str, Any]:
         samples = as_samples(raw)
         generator = derived_generator(self.seed, "progressive", self.stack_idx, self.epoch, number)
-        asked = self._masking.ask(samples.batch(), generator, self._context())
-        time_B, steps_B = self._times(samples, asked.times)
+        made = self._masking.prepare(samples.batch(), generator, self._context())
+        time_B, steps_B = self._times(samples, made.times)
         batch: dict[str, Any] = {
             **samples.extras,
-            "input_ids": asked.inputs,
-            "targets": asked.targets,
-            "masks": asked.masks,
-            "loss_mask": asked.loss_mask,
+            "input_ids": made.inputs,
+            "targets": made.targets,
+            "masks": made.masks,
+            "loss_mask": made.loss_mask,
             "time_step": steps_B,
             "time": time_B,
             "stack_idx": self.stack_idx,
@@ -161,8 +156,8 @@ class ProgressiveDataLoader:
             "sample_ids": samples.sample_ids,
             "cache_keys": cache_keys(samples.sample_ids, steps_B if self._time_is_an_input() else None),
         }
-        if asked.clm_mask is not None:
-            batch["clm_mask"], batch["combined_masks"] = asked.clm_mask, asked.loss_mask
+        if made.clm_mask is not None:
+            batch["clm_mask"], batch["combined_masks"] = made.clm_mask, made.loss_mask
         batch["trunk_activations"] = self._hidden(batch)
         return batch
 

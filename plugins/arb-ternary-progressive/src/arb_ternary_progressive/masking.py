@@ -129,7 +129,7 @@ class HidingStrategy(ABC):
         """
         tokens_BS = batch.data[:, :-1].clone(memory_format=torch.contiguous_format)
         mask_token = self.mask_token(context.vocabulary_size)
-        self._refuse_mask_token(tokens_BS, batch.sample_ids, mask_token)
+        self._check_mask_token_unused(tokens_BS, batch.sample_ids, mask_token)
         rows = self.rows(batch, generator, context)
         hidden_BS, times_B = _chosen(batch, rows, context)
         inputs_BS = corrupt(
@@ -146,7 +146,7 @@ class HidingStrategy(ABC):
         return MaskedBatch(inputs_BS, tokens_BS, hidden_BS, times_B)
 
     @staticmethod
-    def _refuse_mask_token(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> None:
+    def _check_mask_token_unused(tokens_BS: Tensor, sample_ids_B: Tensor, mask_token: int) -> None:
         found_BS = tokens_BS == mask_token
         if bool(found_BS.any()):
             row, position = (int(i) for i in found_BS.nonzero()[0])

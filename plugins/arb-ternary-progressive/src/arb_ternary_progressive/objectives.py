@@ -15,7 +15,7 @@ from arb_ternary.errors import ConfigError, DataError, nearest
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_progressive.masking import HidingStrategy
 
-__all__ = ["IGNORED", "Asked", "Objective", "ObjectiveMasking", "check_objective"]
+__all__ = ["IGNORED", "Objective", "ObjectiveBatch", "ObjectiveMasking"]
 
 #: ``mlm``: hidden tokens. ``clm``: the token that follows. ``custom``: what the batch says.
 Objective: TypeAlias = Literal["mlm", "clm", "custom"]
@@ -25,8 +25,8 @@ IGNORED: Final = -100
 
 
 @frozen(eq=False)
-class Asked:
-    """A batch as the model is asked it.
+class ObjectiveBatch:
+    """A batch as an objective wants it.
 
     Attributes:
         inputs: int64 ``[B, S]``; only ``mlm`` hides tokens.
@@ -45,7 +45,7 @@ class Asked:
     clm_mask: Tensor | None = None
 
 
-def check_objective(objective: str) -> Objective:
+def _check_objective(objective: str) -> Objective:
     """``objective``, once it is known to be one.
 
     Raises:
@@ -63,7 +63,7 @@ def check_objective(objective: str) -> Objective:
 
 
 class ObjectiveMasking:
-    """Asks for what the objective wants at the positions that a strategy chooses.
+    """Makes the targets of an objective at the positions that a strategy chooses.
 
     Never more positions count than ``loss_mask`` among the extras of a batch allows.
 
@@ -79,15 +79,15 @@ class ObjectiveMasking:
 
     def __init__(self, strategy: MaskingStrategy | None, objective: str) -> None:
         self.strategy = strategy
-        self.objective = check_objective(objective)
+        self.objective = _check_objective(objective)
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
-        """See ``MaskingStrategy``, and :meth:`ask`."""
-        asked = self.ask(batch, generator, context)
-        return MaskedBatch(asked.inputs, asked.targets, asked.loss_mask, asked.times)
+        """See ``MaskingStrategy``, and :meth:`prepare`."""
+        made = self.prepare(batch, generator, context)
+        return MaskedBatch(made.inputs, made.targets, made.loss_mask, made.times)
 
-    def ask(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> Asked:
-        """``batch`` as the model is asked it.
+    def prepare(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> ObjectiveBatch:
+        """``batch`` as the objective wants it.
 
         Raises:
             DataError: ``custom`` without targets, or targets beside an objective that makes its own.
@@ -105,18 +105,18 @@ class ObjectiveMasking:
                 )
             counts_BS = given_BS != IGNORED
             targets_BS = given_BS.masked_fill(~counts_BS, 0)
-            return Asked(inputs_BS, masks_BS, targets_BS, allowed_BS & counts_BS, times_B)
+            return ObjectiveBatch(inputs_BS, masks_BS, targets_BS, allowed_BS & counts_BS, times_B)
         if given_BS is not None:
             raise DataError(
                 f"batch: has 'targets', and the objective {self.objective} makes its own",
                 "Set training_objective: custom, or leave targets out.",
             )
         if self.objective == "mlm":
-            return Asked(inputs_BS, masks_BS, tokens_BS.clone(), allowed_BS, times_B)
+            return ObjectiveBatch(inputs_BS, masks_BS, tokens_BS.clone(), allowed_BS, times_B)
         following_BS = torch.cat((tokens_BS[:, 1:], tokens_BS[:, -1:]), dim=1)
         clm_mask_BS = torch.ones_like(masks_BS)
         clm_mask_BS[:, -1] = False
-        return Asked(inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS)
+        return ObjectiveBatch(inputs_BS, masks_BS, following_BS, allowed_BS & clm_mask_BS, times_B, clm_mask_BS)
 
     def _chosen(
         self, batch: Batch, generator: torch.Generator, context: MaskContext

@@ -88,11 +88,11 @@ class LoaderBatches:
     def __next__(self) -> Batch:
         for raw in self._batches:
             return as_samples(raw).batch()
-        resumed, before = self._passes.resumed, torch.random.get_rng_state()
+        before = torch.random.get_rng_state()
         torch.manual_seed(derive_seed(self._seed, "epoch", self._passes.next_epoch))
         self._batches = self._passes.start()
-        if resumed:
-            # In the middle of a pass the generator was where the loop has put it back to.
+        if self._passes.position:
+            # Resumed in the middle of a pass: the generator was where the loop has put it back to.
             torch.random.set_rng_state(before)
         return next(self)
 

@@ -119,7 +119,7 @@ class ProgressivePhase:
         check_single_lr(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
         builder = self._builder = self.make_builder(context)
         context.model = builder.build_rack().to(context.device)
-        self._find_place(context, builder)
+        self._find_first_stack(context, builder)
         with self.open_cache() as cache:
             while self._index < self.config.target_stacks:
                 self._train_stack(context, builder, cache)
@@ -183,8 +183,8 @@ class ProgressivePhase:
         builder.build_rack().seed = context.seed
         return builder
 
-    def _find_place(self, context: TrainingContext, builder: ProgressiveRackBuilder) -> None:
-        """Find the stack that is trained first."""
+    def _find_first_stack(self, context: TrainingContext, builder: ProgressiveRackBuilder) -> None:
+        """Set the index of the stack that is trained first; a restored phase goes on with the one that it was at."""
         if self._restored is not None:
             self._index = self._restored["index"]
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
@@ -264,15 +264,15 @@ class ProgressivePhase:
             loop.close()
         context.logbook.reporter.stop()
         self.records.append(stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped))
-        speech = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
+        summary = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
         if cache is not None and before is not None and stream is not None:
             stats = cache.stats
             asked = stats.hits + stats.misses - before.hits - before.misses
-            speech += (
+            summary += (
                 f"; cache: {stats.hits - before.hits:,} hits of {asked:,}, {stats.samples:,} samples in "
                 f"{stats.nbytes:,} bytes, {stats.evictions:,} evicted"
             )
-        self.after_stack(context, self.records[-1], speech)
+        self.after_stack(context, self.records[-1], summary)
 
     def after_step(self, context: TrainingContext, stage: Stage, report: StepReport) -> None:
         """Write a step down, then evaluate where that is due."""

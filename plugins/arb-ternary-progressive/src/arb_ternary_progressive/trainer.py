@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -19,7 +19,7 @@ from arb_ternary.backends.select import Selection, current_backend
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.optim.joined import JoinedOptimizer
-from arb_ternary.optim.protocol import Trainable
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
@@ -43,6 +43,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.signals import StopRequest
 
 if TYPE_CHECKING:
+    from arb_ternary.protocols.runs import Phase
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.config import StackWiseConfig
     from arb_ternary_train.step_report import StepReport
@@ -90,8 +91,8 @@ def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer
 
 def _optimizer(name: str, lr: float, trainable: Trainable) -> Optimizer:
     spec = manager().registry.get("optimizer", name).spec
-    made: Optimizer = resolve(spec.target)(resolve(spec.config)(lr=lr), trainable)
-    return made
+    options = resolve(spec.config)(lr=lr) if spec.config else None
+    return build_optimizer("optimizer", Choice(name, options, frozenset({"lr"}), spec), trainable)
 
 
 class ProgressiveTrainer:
@@ -179,7 +180,7 @@ class ProgressiveTrainer:
         context = self._context(rack_builder, dataloader, phase)
         if checkpoint is not None:
             restore_run(context, checkpoint)
-        context.phase = phase
+        context.phase = cast("Phase", phase)
         phase.run(context)
         self.history = phase.records
         return self.history

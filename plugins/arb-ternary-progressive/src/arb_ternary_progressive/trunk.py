@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -59,12 +58,6 @@ class TrunkStream:
             self.version, self.shorter = trunk_version(stack, base=self.version), self.version
         if cache is not None:
             cache.keep_only((self.version, self.shorter))
-
-    def __call__(self, batch: Mapping[str, Any]) -> Tensor:
-        """:meth:`hidden` of a batch of ``ProgressiveDataLoader``."""
-        device = next(iter(self.rack.state_dict().values())).device
-        time = batch["time"].to(device) if self.rack.time_embedding is not None else None
-        return self.hidden(batch["input_ids"].to(device), batch["sample_ids"], time)
 
     @torch.no_grad()
     def hidden(self, inputs_BS: Tensor, sample_ids_B: Tensor, time: Tensor | float | None = None) -> Tensor:

@@ -1,0 +1,103 @@
+"""A dataloader as the data source of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from arb_ternary.errors import DataError, UsageProblem
+from arb_ternary.protocols.data import Batch, Batches, BatchRequest, DataSource
+from arb_ternary_progressive.passes import LoaderBatches, LoaderSource, Passes, batches_in_a_pass
+
+ROWS = [{"input_ids": torch.arange(4) + number, "sample_ids": torch.tensor(number)} for number in range(7)]
+
+
+def shuffled() -> Any:
+    return DataLoader(ROWS, batch_size=2, shuffle=True)  # type: ignore[arg-type]
+
+
+def drawn(batches: LoaderBatches, count: int) -> list[list[int]]:
+    return [next(batches).sample_ids.tolist() for _ in range(count)]
+
+
+def test_it_keeps_the_protocols_of_data() -> None:
+    source = LoaderSource(ROWS, 20)
+    assert isinstance(source, DataSource)
+    batches = source.batches(BatchRequest(16, 128, seed=3))
+    assert isinstance(batches, Batches)
+    assert not batches.continues
+    with pytest.raises(UsageProblem, match="no held-out samples"):
+        source.held_out(1, 4, None)
+
+
+def test_every_epoch_has_every_sample_in_an_order_of_its_own_that_the_seed_decides() -> None:
+    epochs = drawn(LoaderBatches(shuffled(), 5), 8)
+    first, second = ([sample for batch in epochs[start : start + 4] for sample in batch] for start in (0, 4))
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second
+    assert drawn(LoaderBatches(shuffled(), 5), 8) == epochs
+    assert drawn(LoaderBatches(shuffled(), 6), 8) != epochs
+
+
+@pytest.mark.parametrize("taken", range(9))
+def test_it_goes_on_with_the_same_batches_and_leaves_the_global_generator_where_it_was(taken: int) -> None:
+    whole, stopped, resumed = (LoaderBatches(shuffled(), 1) for _ in range(3))
+    expected = drawn(whole, 12)
+    drawn(stopped, taken)
+    torch.manual_seed(99)
+    resumed.load_state_dict(stopped.state_dict())
+    assert drawn(resumed, 12 - taken) == expected[taken:]
+    resumed.load_state_dict({"epoch": 1, "position": 1})
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    next(resumed)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_a_dataloader_says_of_targets_and_positions_goes_with_the_batch() -> None:
+    tokens = torch.arange(8).view(2, 4)
+    given = {"input_ids": tokens, "targets": tokens + 1, "loss_mask": tokens > 2, "name": ["a", "b"]}
+    batch = next(LoaderBatches([given], 0))
+    assert isinstance(batch, Batch)
+    assert torch.equal(batch.data[:, :-1], tokens)
+    assert torch.equal(batch.extras["targets"], tokens + 1)
+    assert torch.equal(batch.extras["loss_mask"], tokens > 2)
+
+
+def test_the_next_epoch_is_that_of_the_next_pass() -> None:
+    passes = Passes([1, 2, 3])
+    assert passes.next_epoch == 0
+    assert list(passes.start()) == [1, 2, 3]
+    assert (passes.epoch, passes.next_epoch) == (0, 1)
+    passes.load_state_dict({"epoch": 4, "position": 1})
+    assert passes.next_epoch == 4
+    assert list(passes.start()) == [2, 3]
+    assert passes.next_epoch == 5
+
+
+class Unsized:
+    """Knows its length only when it has been passed over."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.zeros(1, 4, dtype=torch.int64)] * 3)
+
+
+def test_batches_are_counted_where_a_dataloader_does_not_say_how_many_it_has() -> None:
+    assert batches_in_a_pass(shuffled()) == 4
+    assert batches_in_a_pass(Unsized()) == 3
+    with pytest.raises(UsageProblem, match="it is an iterator"):
+        batches_in_a_pass(iter(ROWS))
+    with pytest.raises(DataError, match="gives no batch"):
+        batches_in_a_pass([])
+
+
+def test_an_iterator_is_used_up_after_one_pass() -> None:
+    batches = LoaderBatches(iter([{"input_ids": torch.zeros(1, 4, dtype=torch.int64)}]), 0)
+    next(batches)
+    with pytest.raises(DataError, match="gives no batch in epoch 1"):
+        next(batches)
