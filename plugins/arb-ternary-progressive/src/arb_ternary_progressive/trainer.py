@@ -90,7 +90,7 @@ def default_optimizer(lr: float, rate: float) -> Callable[[Trainable], Optimizer
 
 
 def _optimizer(name: str, lr: float, trainable: Trainable) -> Optimizer:
-    spec = manager().registry.get("optimizer", name).spec
+    spec: Any = manager().registry.get("optimizer", name).spec
     options = resolve(spec.config)(lr=lr) if spec.config else None
     return build_optimizer("optimizer", Choice(name, options, frozenset({"lr"}), spec), trainable)
 
@@ -227,7 +227,7 @@ class ProgressiveTrainer:
             model=rack,
             data=data,
             masking=objective,
-            observers=RunObservers(),
+            observers=RunObservers({}),
             stop=StopRequest(),
             files=RunDirectory(Path() if self.store is None else self.store.root),
             logbook=Logbook(_NoMetrics(), _Log()),
