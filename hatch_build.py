@@ -40,4 +40,6 @@ def _placed(requirement: str, folders: dict[str, Path]) -> str:
     match = re.match(r"([\w.-]+)(\[.*?\])?", text)
     if match is None or match[1] not in folders:
         return requirement
-    return f"{match[0]} @ {folders[match[1]].as_uri()}{' ;' if semicolon else ''}{marker}"
+    # pip takes the last part of `.../arb-ternary-votes` for a name with a version, and would install the wheel that it
+    # once built there for ever; it keeps none of `.../arb-ternary-votes/.`.
+    return f"{match[0]} @ {folders[match[1]].as_uri()}/.{' ;' if semicolon else ''}{marker}"

@@ -176,6 +176,7 @@ def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
     project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     expected = dict.fromkeys(set(install(project.name)) - {METAPACKAGE}, "ok")
+    clean_environment.pip("check")
     assert clean_environment.distributions(cwd=tmp_path) == expected
     if project.name != METAPACKAGE:
         package = "arb_ternary" if project.name == CORE else project.name.replace("-", "_")
@@ -230,7 +231,7 @@ def test_a_native_backend_that_is_installed_trains_by_default(
 def test_a_backend_that_is_not_installed_is_missed_by_its_name(
     name: str, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
-    install(CORE)
+    install(METAPACKAGE)
     refused = clean_environment.arb("backends", "explain", "--backend", name, cwd=tmp_path)
     assert refused.returncode == 3
     assert f"pip install arb-ternary-{name}" in refused.stderr
