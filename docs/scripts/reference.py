@@ -130,13 +130,12 @@ def option_table(cls: type[Any]) -> str:
 
 def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Key and field of every option, nested mappings by dotted path."""
-    from arb_ternary.config.describe import is_choice
-    from arb_ternary.config.fields import config_fields
+    from arb_ternary.config.fields import config_fields, shape_of
 
     for field in config_fields(cls):
         path = f"{prefix}{field.key}"
         yield path, field
-        if isinstance(field.type, type) and attrs.has(field.type) and not is_choice(field.type):
+        if shape_of(field.type) == "class":
             yield from options(field.type, f"{path}.")
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import attrs
 
-from arb_ternary.config.describe import is_choice, is_literal, is_mapping, is_sequence, is_union
+from arb_ternary.config.fields import shape_of
 from arb_ternary.config.options import Rule
 from arb_ternary.config.yaml_document import dump_inline
 
@@ -156,17 +156,18 @@ def type_text(t: Any) -> str:
     plain = {int: "integer", float: "number", str: "text", bool: "true, false", NoneType: "null", None: "null"}
     if t in plain:
         return plain[t]
-    if is_literal(t):
-        return " or ".join(f"`{dump_inline(value)}`" for value in get_args(t))
-    if is_union(t):
-        return " or ".join(type_text(arm) for arm in get_args(t))
-    if is_sequence(t):
-        return f"list of {type_text(get_args(t)[0])}"
-    if is_mapping(t):
-        return "mapping"
-    if is_choice(t):
-        return f"[{t.kind}](#{t.kind})"
-    return "mapping" if attrs.has(t) else "text"
+    match shape_of(t):
+        case "literal":
+            return " or ".join(f"`{dump_inline(value)}`" for value in get_args(t))
+        case "union":
+            return " or ".join(type_text(arm) for arm in get_args(t))
+        case "list":
+            return f"list of {type_text(get_args(t)[0])}"
+        case "choice":
+            return f"[{t.kind}](#{t.kind})"
+        case "mapping" | "class":
+            return "mapping"
+    return "text"
 
 
 def rules(validator: Any) -> Iterator[str]:

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.groups import config
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.config.schema import json_schema
-from arb_ternary.config.starter import starter_config
+from arb_ternary.config.schema import json_schema, starter_config
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import resolve

@@ -165,11 +165,9 @@ def _config_keys() -> Iterator[str]:
 
 def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
     fields = _import("arb_ternary.config.fields")
-    describe = _import("arb_ternary.config.describe")
     yaml = _import("arb_ternary.config.yaml_document")
     for field in fields.config_fields(cls):
-        nested = isinstance(field.type, type) and attrs.has(field.type) and not describe.is_choice(field.type)
-        if nested:
+        if fields.shape_of(field.type) == "class":
             yield from _keys(field.type, f"{prefix}{field.key}.")
         elif field.required:
             yield f"{prefix}{field.key} (required)"

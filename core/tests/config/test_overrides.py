@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.config.overrides import apply_overrides
-from arb_ternary.config.paths import find_origin, parse_path, show_path
+from arb_ternary.config.errors import find_origin, parse_path, show_path
+from arb_ternary.config.loading import apply_overrides
 from arb_ternary.config.yaml_document import read_yaml
 
 TEXT = """\

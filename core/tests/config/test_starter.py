@@ -9,7 +9,7 @@ import arb_config_test_components as components
 import pytest
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary.config.starter import starter_config
+from arb_ternary.config.schema import starter_config
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.specs import DocumentSpec, StarterSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ __all__ = ["new", "schema", "show", "validate"]
 #: The kind of config file that is meant where several are installed and none is named.
 _USUAL = "run"
 
+_path = click.argument("path", type=click.Path(path_type=Path))
 _document = click.option("--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}.")
 
 
@@ -34,18 +36,25 @@ _document = click.option("--document", metavar="NAME", help=f"Kind of config fil
 @as_json
 def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
     """Write a starter config to PATH (arb.yaml), with every option explained."""
-    from arb_ternary.config.starter import starter_config
+    from arb_ternary.config.schema import starter_config
 
     starters = _starters()
+    summaries = {spec.name: spec.summary for spec in starters}
     if list_templates:
         if as_json:
-            print_json([{"name": each.name, "summary": each.summary} for each in starters])
+            print_json([{"name": name, "summary": summary} for name, summary in summaries.items()])
         else:
-            print_table(("template", "summary"), [(each.name, each.summary) for each in starters])
+            print_table(("template", "summary"), summaries.items())
         return
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}")
-    starter = _named(starters, template)
+    starter = next((spec for spec in starters if template in (None, spec.name)), None)
+    if starter is None:
+        close = nearest(str(template), summaries)
+        raise UsageProblem(
+            f"no template is called '{template}'" + (f"; did you mean '{close}'?" if close else ""),
+            hint="\n".join(f"{name}: {summary}" for name, summary in summaries.items()),
+        )
     document = _document_called(starter.document)
     text = starter_config(starter, document, manager().registry)
     try:
@@ -62,7 +71,7 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
 
 
 @click.command("validate")
-@click.argument("path", type=click.Path(path_type=Path))
+@_path
 @_document
 @overrides
 @plugin_files
@@ -83,7 +92,7 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 
 
 @click.command("show")
-@click.argument("path", type=click.Path(path_type=Path))
+@_path
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @_document
 @overrides
@@ -91,24 +100,20 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 @as_json
 def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the config in PATH as it takes effect, with every default."""
+    from arb_ternary.config.errors import show_path
     from arb_ternary.config.fields import leaves, to_plain
-    from arb_ternary.config.paths import show_path
     from arb_ternary.config.yaml_document import dump_inline, dump_yaml
 
     loaded = _load(document, path, overrides)
     plain = to_plain(loaded.config, given=False)
-    if not origin:
-        if as_json:
-            print_json(plain)
-        else:
-            click.echo(dump_yaml(plain), nl=False)
-        return
-    rows = [(show_path(where), value, str(loaded.origin(where))) for where, value in leaves(plain)]
+    rows = [(show_path(where), value, str(loaded.origins[where])) for where, value in leaves(plain)]
     if as_json:
-        print_json([{"path": where, "value": value, "origin": source} for where, value, source in rows])
+        keys = ("path", "value", "origin")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows] if origin else plain)
+    elif origin:
+        print_table(("setting", "value", "origin"), [(where, dump_inline(value), text) for where, value, text in rows])
     else:
-        cells = [(where, dump_inline(value), source) for where, value, source in rows]
-        print_table(("setting", "value", "origin"), cells)
+        click.echo(dump_yaml(plain), nl=False)
 
 
 @click.command("schema")
@@ -117,16 +122,11 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
 @click.option("--json", "compact", is_flag=True, help="Print it on one line.")
 def schema(document: str | None, compact: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of config files, with every installed component."""
-    import json
-
     from arb_ternary.config.schema import json_schema
 
     spec = _document_called(document)
     found = json_schema(load_target(f"document '{spec.name}':", spec.config), manager().registry)
-    if compact:
-        click.echo(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
-    else:
-        print_json(found)
+    click.echo(json.dumps(found, indent=None if compact else 2, ensure_ascii=False))
 
 
 def _document_called(name: str | None) -> DocumentSpec:
@@ -148,27 +148,18 @@ def _load(document: str | None, path: Path, overrides: tuple[str, ...]) -> Loade
 
 def _starters() -> list[StarterSpec]:
     """The installed ones, the default first."""
-    registry = manager().registry
-    found: list[Any] = [registry.get("starter", name).spec for name in registry.names("starter")]
+    found: list[Any] = [registered.spec for registered in manager().registry.all("starter")]
     if not found:
         raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
     return sorted(found, key=lambda spec: (-spec.priority, spec.name))
 
 
-def _named(starters: list[StarterSpec], name: str | None) -> StarterSpec:
-    by_name = {spec.name: spec for spec in starters}
-    if name is None or name in by_name:
-        return starters[0] if name is None else by_name[name]
-    close = nearest(name, by_name)
-    raise UsageProblem(
-        f"no template is called '{name}'" + (f"; did you mean '{close}'?" if close else ""),
-        hint="\n".join(f"{spec.name}: {spec.summary}" for spec in starters),
-    )
+def _faults(error: ArbError) -> list[dict[str, str]]:
+    from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig, show_path
 
-
-def _faults(error: ArbError) -> list[dict[str, Any]]:
-    from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig
-
-    if isinstance(error, InvalidConfig | ConfigEnvironmentProblem):
-        return [fault.to_json() for fault in error.faults]
-    return [{"where": "", "path": "", "message": error.what, "hint": error.hint}]
+    if not isinstance(error, InvalidConfig | ConfigEnvironmentProblem):
+        return [{"where": "", "path": "", "message": error.what, "hint": error.hint}]
+    return [
+        {"where": str(each.origin), "path": show_path(each.path), "message": each.message, "hint": each.hint}
+        for each in error.faults
+    ]

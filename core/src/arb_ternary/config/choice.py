@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
@@ -40,24 +41,15 @@ class Choice(Generic[S]):
         return choice_of(spec) if isinstance(spec, type) and issubclass(spec, Spec) else cls
 
     def build(self, *args: Any) -> Any:
-        """Import the factory and call it as ``factory(options, *args)``.
-
-        Raises:
-            EnvironmentProblem: the factory's module cannot be imported.
-            ComponentError: the module does not have the factory.
-        """
+        """Call the factory as ``factory(options, *args)``; errors as those of ``load_target`` when it is not there."""
         return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
 
 
-_classes: dict[type, type[Choice[Any]]] = {}
-
-
+@cache
 def choice_of(spec: type[Spec]) -> type[Choice[Any]]:
     """``Choice[spec]``, for a kind that is known at run time only."""
-    if spec not in _classes:
-        facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
-        _classes[spec] = type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
-    return _classes[spec]
+    facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
+    return type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
 
 
 DataChoice = Choice[DataSpec]

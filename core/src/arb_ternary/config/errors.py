@@ -1,19 +1,76 @@
-"""Faults of a config: collected all at once, located, and raised as one error."""
+"""Paths into a config, where its values come from, and what is wrong with them: all at once, located, as one error."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 from attrs import evolve, frozen
 
-from arb_ternary.config.paths import Origin, Path, find_origin, show_path
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem
 
-__all__ = ["ConfigEnvironmentProblem", "Fault", "Faulty", "InvalidConfig", "raise_faults"]
+__all__ = [
+    "DEFAULT",
+    "ConfigEnvironmentProblem",
+    "Fault",
+    "Faulty",
+    "InvalidConfig",
+    "Origin",
+    "Path",
+    "find_origin",
+    "parse_path",
+    "raise_faults",
+    "show_path",
+]
 
-#: The order in which faults are listed; those of the file as a whole come first.
-_ORDER = ("whole", "file", "override", "environment", "derived", "default")
+#: Keys and list indices from the root of a config to a value.
+Path: TypeAlias = tuple[str | int, ...]
+#: An index, or a key, quoted where it holds a dot; every key but the first follows a dot.
+_PART = re.compile(r'\[(\d+)\]|(?:^|(?!^)\.)(?:"([^"]+)"|([^.\[\]"=]+))')
+#: The order in which faults are listed.
+_ORDER = ("file", "override", "environment", "derived", "default")
+
+
+@frozen
+class Origin:
+    """Where a value came from.
+
+    Attributes:
+        kind: ``derived`` is a value that follows from another one that the user wrote.
+        text: ``demo.yaml:12``, ``-o seed=3``, the environment variable, or ``default``.
+        order: line in the file (0 is the file as a whole), or position among the overrides.
+    """
+
+    kind: Literal["file", "override", "environment", "derived", "default"]
+    text: str
+    order: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+DEFAULT = Origin("default", "default")
+
+
+def show_path(path: Path) -> str:
+    """``("phases", 0, "steps")`` as ``phases[0].steps``; a key with a dot is quoted."""
+    quoted = (f'"{part}"' if isinstance(part, str) and re.search(r"[.\[\]=]", part) else part for part in path)
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in quoted).removeprefix(".")
+
+
+def parse_path(text: str) -> Path | None:
+    """The inverse of :func:`show_path`; ``phases.0.steps`` works too (the index stays text). None when malformed."""
+    if not re.fullmatch(f"({_PART.pattern})+", text):
+        return None
+    path = tuple(int(part[1]) if part[1] else part[2] or part[3].strip() for part in _PART.finditer(text))
+    return None if "" in path else path
+
+
+def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:
+    """The origin of the value at ``path``, or of the nearest enclosing value that has one."""
+    enclosing = (path[:end] for end in range(len(path), -1, -1))
+    return next((origins[each] for each in enclosing if each in origins), None)
 
 
 @frozen
@@ -41,18 +98,9 @@ class Fault:
     def __str__(self) -> str:
         return ": ".join(part for part in (str(self.origin or ""), show_path(self.path), self.message) if part)
 
-    def to_json(self) -> dict[str, str]:
-        """The fault as a JSON object."""
-        where, path = str(self.origin or ""), show_path(self.path)
-        return {"where": where, "path": path, "message": self.message, "hint": self.hint}
-
-    def under(self, path: Path) -> Fault:
-        """The fault as seen from where the value that it was found in has the path ``path``."""
-        return evolve(self, path=(*path, *self.path), also=tuple((*path, *other) for other in self.also))
-
     def located(self, origins: Mapping[Path, Origin], source: str) -> Fault:
         """The fault with its origin, and with those of ``also`` in its message."""
-        origin = self.origin or find_origin(origins, self.path) or Origin("whole", source)
+        origin = self.origin or find_origin(origins, self.path) or Origin("file", source)
         others = [str(found) for path in self.also if (found := find_origin(origins, path)) is not None]
         message = f"{self.message} ({', '.join(others)})" if others else self.message
         return evolve(self, origin=origin, message=message, also=())
@@ -83,12 +131,9 @@ class ConfigEnvironmentProblem(_WithFaults, EnvironmentProblem):
 def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
     """Raise every fault as one error, in the order of the file's lines, then of the overrides.
 
-    The config is what is wrong as soon as one fault is its own; only when all of them lie in the environment is it an
-    environment problem.
-
     Raises:
-        InvalidConfig: exit code 2.
-        ConfigEnvironmentProblem: exit code 3.
+        InvalidConfig: one fault at least is the config's own; exit code 2.
+        ConfigEnvironmentProblem: all of them lie in the environment; exit code 3.
     """
     located = list(dict.fromkeys(fault.located(origins, source) for fault in faults))
     located.sort(key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0))

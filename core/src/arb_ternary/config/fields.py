@@ -1,20 +1,37 @@
-"""Config classes read back: their options with types resolved, and their instances as plain values."""
+"""Config classes read back: their options with types resolved and put into words, their instances as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
 from pathlib import PurePath
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 from attrs import NOTHING, frozen
 
 from arb_ternary.config.choice import Choice
+from arb_ternary.config.errors import Path
 from arb_ternary.config.options import DEFAULT_CHOICE, HELP
-from arb_ternary.config.paths import Path
 from arb_ternary.errors import ComponentError
 
-__all__ = ["ConfigField", "config_fields", "leaves", "to_plain"]
+__all__ = ["ConfigField", "config_fields", "describe_type", "describe_value", "leaves", "shape_of", "to_plain"]
+
+_SHAPES: Mapping[Any, str] = {
+    **dict.fromkeys((list, tuple, Sequence), "list"),
+    **dict.fromkeys((dict, Mapping), "mapping"),
+    **dict.fromkeys((Union, UnionType), "union"),
+    Literal: "literal",
+}
+_PLAIN: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    FilePath: "a path",
+    **dict.fromkeys((None, NoneType), "null"),
+}
 
 
 @frozen(eq=False)
@@ -22,12 +39,16 @@ class ConfigField:
     """An option of a config class."""
 
     attribute: attrs.Attribute[Any]
-    type: Any
 
     @property
     def key(self) -> str:
         """What files and ``__init__`` call the option."""
         return str(self.attribute.alias)
+
+    @property
+    def type(self) -> Any:
+        """Its type, resolved."""
+        return self.attribute.type
 
     @property
     def help(self) -> str:
@@ -61,7 +82,10 @@ def config_fields(cls: type[Any]) -> tuple[ConfigField, ...]:
             f"{cls.__module__}.{cls.__qualname__}: the type of an option does not resolve: {error}",
             hint="Types of options are needed at run time: import them outside `if TYPE_CHECKING:`.",
         ) from error
-    return tuple(ConfigField(attribute, attribute.type) for attribute in attrs.fields(cls) if attribute.init)
+    return tuple(ConfigField(attribute) for attribute in attrs.fields(cls) if attribute.init)
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
 
 
 def to_plain(config: Any, *, given: bool = True) -> Any:
@@ -97,3 +121,45 @@ def leaves(plain: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from leaves(value, (*path, index))
     else:
         yield path, plain
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+
+def shape_of(t: Any) -> str:
+    """``list``, ``mapping``, ``union``, ``literal``, ``choice``, ``class`` (of options) or ``plain`` (the rest)."""
+    if isinstance(t, type) and attrs.has(t):
+        return "choice" if issubclass(t, Choice) else "class"
+    return _SHAPES.get(get_origin(t) or t, "plain")
+
+
+def describe_type(t: Any) -> str:
+    """A type in words that complete "must be ..."."""
+    match shape_of(t):
+        case "literal":
+            return _either([f"'{value}'" if isinstance(value, str) else describe_value(value) for value in get_args(t)])
+        case "union":
+            return _either([describe_type(arm) for arm in get_args(t)])
+        case "list":
+            return "a list"
+        case "choice":
+            article = "an" if t.noun[0] in "aeiou" else "a"
+            return f"the name of {article} {t.noun}, or a mapping with its name and options"
+    return _PLAIN.get(t, "a mapping")
+
+
+def describe_value(value: Any) -> str:
+    """A value in words that complete "not ..."."""
+    if isinstance(value, str):
+        return f"{value!r} (text)"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _either(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"

@@ -44,13 +44,7 @@ DEFAULT_CHOICE = "default_choice"
 @overload
 def option(default: T, help: str, *, validator: Any = ..., converter: Any = ...) -> T: ...
 @overload
-def option(
-    *,
-    help: str,
-    factory: Callable[[], T],
-    validator: Any = ...,
-    converter: Any = ...,
-) -> T: ...
+def option(*, help: str, factory: Callable[[], T], validator: Any = ..., converter: Any = ...) -> T: ...
 @overload
 def option(*, help: str, validator: Any = ..., converter: Any = ...) -> Any: ...
 def option(
@@ -68,7 +62,7 @@ def option(
         help: one line; states the unit, and what null or 0 means where they are allowed.
         factory: builds the default, for mutable ones.
         validator: as for ``attrs.field``; a list is a conjunction.
-        converter: as for ``attrs.field``; it sees the value after its type was checked.
+        converter: a function of the value, which it sees after its type was checked.
     """
     if not help:
         raise TypeError("option() needs a help text")

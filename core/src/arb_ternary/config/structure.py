@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path as FilePath
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import attrs
 from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, IterableValidationError
@@ -23,19 +24,8 @@ from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn, override
 
 from arb_ternary.config.choice import Choice
-from arb_ternary.config.describe import (
-    describe_type,
-    describe_value,
-    is_choice,
-    is_literal,
-    is_mapping,
-    is_sequence,
-    is_union,
-    origin_of,
-)
-from arb_ternary.config.errors import Fault, Faulty, raise_faults
-from arb_ternary.config.fields import ConfigField, config_fields
-from arb_ternary.config.paths import Path
+from arb_ternary.config.errors import Fault, Faulty, Path, raise_faults
+from arb_ternary.config.fields import config_fields, describe_type, describe_value, shape_of
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import Spec, load_target
@@ -46,11 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["GIVEN", "options_class", "structure", "structure_with_faults"]
 
 T = TypeVar("T")
+_Hook = Callable[[Any, Any], Any]
 
 #: Key beside the options of a component in a resolved config: which of them the user wrote.
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
-RESERVED = frozenset({"name", GIVEN})
+_RESERVED = frozenset({"name", GIVEN})
+#: What the plain values of a type are, by its shape.
+_WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}
 
 
 class _WholeNumberKey(int):
@@ -90,7 +83,7 @@ def options_class(spec: Spec) -> type[Any] | None:
     cls = load_target(what, spec.config)
     if not (isinstance(cls, type) and attrs.has(cls)):
         raise ComponentError(f"{what} {spec.config} is not an attrs class")
-    for name in sorted(RESERVED & {field.key for field in config_fields(cls)}):
+    for name in sorted(_RESERVED & {field.key for field in config_fields(cls)}):
         reason = f"{what} {spec.config} has an option '{name}', which is reserved"
         raise ComponentError(reason, hint="Give the option another name.")
     return cls
@@ -102,21 +95,10 @@ class _Structurer:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.converter = Converter(detailed_validation=True)
-        # The hook that was registered last is asked first; the first one keeps cattrs' own, lenient ones out.
-        self.converter.register_structure_hook_func(lambda _: True, _unsupported)
+        # For every type, so that cattrs' own, lenient hooks are kept out; those of scalars it looks up by class first.
+        self.converter.register_structure_hook_factory(lambda _: True, self.hook_for)
         for scalar in (bool, int, float, str, FilePath, NoneType, _WholeNumberKey):
             self.converter.register_structure_hook(scalar, _scalar)
-        hooks: list[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]]] = [
-            (lambda t: t is Any or t is object, lambda value, _: value),
-            (is_literal, _scalar),
-            (is_union, self.union),
-            (is_sequence, self.sequence),
-            (is_mapping, self.mapping),
-        ]
-        for applies, hook in hooks:
-            self.converter.register_structure_hook_func(applies, hook)
-        self.converter.register_structure_hook_factory(attrs.has, self.attrs_class)
-        self.converter.register_structure_hook_func(is_choice, self.choice)
 
     def attempt(self, value: Any, t: Any, path: Path = ()) -> tuple[Any, list[Fault]]:
         """The structured value, or None and what is wrong, as seen from where ``value`` has the path ``path``."""
@@ -125,6 +107,51 @@ class _Structurer:
         except Exception as error:  # whatever is no fault of the config is raised again
             return None, list(_faults(error, path))
 
+    def hook_for(self, t: Any) -> _Hook:
+        match shape_of(t):
+            case "class":
+                hook = self.class_hook(t)
+            case "choice":
+                hook = self.choice
+            case "list":
+                hook = self.list_hook(t)
+            case "mapping":
+                key, value = get_args(t) or (str, Any)
+                as_dict: Any = dict[_WholeNumberKey if key is int else key, value]  # type: ignore[misc,valid-type]
+                hook = mapping_structure_factory(as_dict, self.converter)
+            case "union":
+                return self.union
+            case "literal":
+                return _scalar
+            case _ if t is Any or t is object:
+                return lambda value, _: value
+            case _:
+                raise ComponentError(f"a config class cannot have an option of type {t}")
+
+        def checked(value: Any, _: Any) -> Any:
+            if not isinstance(value, _WANTED[shape_of(t)]):
+                raise _mismatch(value, t)
+            return hook(value, t)
+
+        return checked
+
+    def list_hook(self, t: Any) -> _Hook:
+        types = get_args(t) or (Any, ...)
+        make: Any = list if t is list or get_origin(t) is list else tuple
+        if make is list or types[-1] is Ellipsis or get_origin(t) is not tuple:
+            items = list_structure_factory(list[types[0]], self.converter)  # type: ignore[valid-type]
+            return lambda value, _: make(items(value, t))
+
+        def fixed(value: Any, _: Any) -> Any:
+            if len(value) != len(types):
+                raise Faulty(Fault((), f"must have {len(types)} items, not {len(value)}"))
+            parts = [self.attempt(value[index], part, (index,)) for index, part in enumerate(types)]
+            if faults := [fault for _, found in parts for fault in found]:
+                raise Faulty(*faults)
+            return tuple(result for result, _ in parts)
+
+        return fixed
+
     def union(self, value: Any, t: Any) -> Any:
         compound = []
         # An arm of the value's own type first, so that 3 stays an int in `float | int`.
@@ -132,105 +159,65 @@ class _Structurer:
             result, faults = self.attempt(value, arm)
             if not faults:
                 return result
-            if _could_be(value, arm):
+            # Faults inside a value of the arm's shape say more than "must be ...".
+            if isinstance(value, _WANTED.get(shape_of(arm), ())):
                 compound.append(faults)
         raise Faulty(*compound[0]) if len(compound) == 1 else _mismatch(value, t)
 
-    def sequence(self, value: Any, t: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            raise _mismatch(value, t)
-        types = get_args(t) or (Any, ...)
-        if origin_of(t) is not tuple or types[-1] is Ellipsis:
-            items = list_structure_factory(list[types[0]], self.converter)(value, t)  # type: ignore[valid-type]
-            return items if origin_of(t) is list else tuple(items)
-        if len(value) != len(types):
-            raise Faulty(Fault((), f"must have {len(types)} items, not {len(value)}"))
-        parts = [
-            self.attempt(item, part, (index,)) for index, (item, part) in enumerate(zip(value, types, strict=True))
-        ]
-        if faults := [fault for _, found in parts for fault in found]:
-            raise Faulty(*faults)
-        return tuple(result for result, _ in parts)
-
-    def mapping(self, value: Any, t: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _mismatch(value, t)
-        key_type, value_type = get_args(t) or (str, Any)
-        as_dict: Any = dict[_WholeNumberKey if key_type is int else key_type, value_type]  # type: ignore[misc]
-        return mapping_structure_factory(as_dict, self.converter)(value, as_dict)
-
-    def attrs_class(self, cls: type[Any]) -> Callable[[Any, Any], Any]:
+    def class_hook(self, cls: type[Any]) -> _Hook:
         """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault is reported."""
         fields = config_fields(cls)
-        checked: Any = {field.attribute.name: override(struct_hook=self.option(cls, field)) for field in fields}
+        options: Any = {
+            field.attribute.name: override(struct_hook=partial(self.option, cls, field.attribute)) for field in fields
+        }
         generated = make_dict_structure_fn(
-            cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **checked
+            cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **options
         )
-        chosen = {field.key: field.default for field in fields if is_choice(field.type) and not field.required}
+        chosen = {
+            field.key: field.default for field in fields if shape_of(field.type) == "choice" and not field.required
+        }
+        return lambda value, _: generated({**chosen, **value}, cls)
 
-        def hook(value: Any, _: Any) -> Any:
-            if not isinstance(value, Mapping):
-                raise _mismatch(value, cls)
-            return generated({**chosen, **value}, cls)
-
-        return hook
-
-    def option(self, cls: type[Any], field: ConfigField) -> Callable[[Any, Any], Any]:
-        """The hook for an option: its type, then its validator. Both are asked even if another option is at fault."""
-        validator, converter = field.attribute.validator, field.attribute.converter
-
-        def hook(value: Any, t: Any) -> Any:
-            result = self.converter.structure(value, t)
-            if validator is not None and not isinstance(converter, attrs.Converter):
-                converted = result if converter is None else converter(result)
-                # A validator that looks at other options, which are not there yet, is asked when `cls` is made.
-                with suppress(AttributeError):
-                    validator(object.__new__(cls), field.attribute, converted)
-            return result
-
-        return hook
+    def option(self, cls: type[Any], attribute: attrs.Attribute[Any], value: Any, t: Any) -> Any:
+        """An option by its type, then by its validator. Both are asked even if another option is at fault."""
+        result = self.converter.structure(value, t)
+        if attribute.validator is not None:
+            converted = attribute.converter(result) if attribute.converter is not None else result
+            # A validator that looks at other options, which are not there yet, is asked when `cls` is made.
+            with suppress(AttributeError):
+                attribute.validator(object.__new__(cls), attribute, converted)
+        return result
 
     def choice(self, value: Any, cls: type[Choice[Any]]) -> Choice[Any]:
-        if not isinstance(value, str | Mapping):
-            raise _mismatch(value, cls)
         where: Path = () if isinstance(value, str) else ("name",)
-        given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
-        if "name" not in given:
-            names = ", ".join(sorted(self.registry.names(cls.kind))) or "none"
+        written: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
+        if "name" not in written:
+            names = ", ".join(self.registry.names(cls.kind)) or "none"
             raise Faulty(Fault((), f"needs the 'name' of the {cls.noun}: {names}"))
-        name = given["name"]
+        name = written["name"]
         if not isinstance(name, str):
             raise Faulty(Fault(where, f"must be the name of the {cls.noun}, not {describe_value(name)}"))
         try:
             spec = self.registry.get(cls.kind, name).spec
             config = options_class(spec)
-        except UsageProblem as error:
-            raise Faulty(Fault(where, error.what, error.hint, unknown_component=True)) from error
-        except EnvironmentProblem as error:
-            raise Faulty(Fault(where, error.what, error.hint, environment=True)) from error
-        options = {key: item for key, item in given.items() if key not in RESERVED}
+        except (UsageProblem, EnvironmentProblem) as error:
+            unknown = isinstance(error, UsageProblem)
+            fault = Fault(where, error.what, error.hint, environment=not unknown, unknown_component=unknown)
+            raise Faulty(fault) from error
+        options = {key: item for key, item in written.items() if key not in _RESERVED}
         if config is None and options:
             raise Faulty(*(Fault((key,), f"unknown key; {cls.noun} '{name}' takes no options") for key in options))
         structured = None if config is None else self.converter.structure(options, config)
-        return cls(name, structured, self.given(given, options), spec)
-
-    def given(self, value: Mapping[str, Any], options: Mapping[str, Any]) -> frozenset[str]:
-        if GIVEN not in value:
-            return frozenset(options)
-        given, faults = self.attempt(value[GIVEN], tuple[str, ...], (GIVEN,))
-        unknown = [(index, key) for index, key in enumerate(given or ()) if key not in options]
-        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in unknown]
+        given, faults = self.attempt(written.get(GIVEN, list(options)), tuple[str, ...], (GIVEN,))
+        strange = [(index, key) for index, key in enumerate(given or ()) if key not in options]
+        faults += [Fault((GIVEN, index), f"'{key}' is not among the options here") for index, key in strange]
         if faults:
             raise Faulty(*faults)
-        return frozenset(given)
-
-
-def _unsupported(_: Any, t: Any) -> Any:
-    raise ComponentError(f"a config class cannot have an option of type {t}")
+        return cls(name, structured, frozenset(given), spec)
 
 
 def _scalar(value: Any, t: Any) -> Any:
-    if is_literal(t):
+    if shape_of(t) == "literal":
         for literal in get_args(t):
             if type(value) is type(literal) and value == literal:
                 return literal
@@ -245,27 +232,14 @@ def _scalar(value: Any, t: Any) -> Any:
     raise _mismatch(value, int if t is _WholeNumberKey else t)
 
 
-def _could_be(value: Any, arm: Any) -> bool:
-    """Whether a compound value has the shape of ``arm``, so that the faults inside it say more than "must be ..."."""
-    if isinstance(value, Mapping):
-        return attrs.has(arm) or is_mapping(arm)
-    if isinstance(value, list | tuple):
-        return is_sequence(arm)
-    return isinstance(value, str) and is_choice(arm)
-
-
 def _mismatch(value: Any, t: Any) -> Faulty:
     message = f"must be {describe_type(t)}, not {describe_value(value)}"
     if isinstance(value, str):
-        arms = get_args(t) if is_union(t) else (t,)
-        literals = [x for arm in arms if is_literal(arm) for x in get_args(arm) if isinstance(x, str)]
-        close = nearest(value, literals)
-        if close is not None:
+        arms = get_args(t) if shape_of(t) == "union" else (t,)
+        literals = [x for arm in arms if shape_of(arm) == "literal" for x in get_args(arm) if isinstance(x, str)]
+        if (close := nearest(value, literals)) is not None:
             message += f"; did you mean '{close}'?"
     return Faulty(Fault((), message))
-
-
-# --- what cattrs gathered --------------------------------------------------------------------------------------------
 
 
 def _faults(error: Exception, path: Path) -> Iterator[Fault]:
@@ -281,7 +255,7 @@ def _faults(error: Exception, path: Path) -> Iterator[Fault]:
         for inner, place in error.group_exceptions()[0]:
             yield from _faults(inner, (*path, place.index))
     elif isinstance(error, Faulty):
-        yield from (fault.under(path) for fault in error.faults)
+        yield from (attrs.evolve(fault, path=(*path, *fault.path)) for fault in error.faults)
     elif isinstance(error, KeyError) and error.args == path[-1:]:
         yield Fault(path, "is required")
     elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(error, ComponentError):

@@ -14,8 +14,8 @@ from torch import nn
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import to_plain
+from arb_ternary.config.loading import apply_overrides
 from arb_ternary.config.options import option
-from arb_ternary.config.overrides import apply_overrides
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.config.paths import show_path
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_train.config import RunConfig
 

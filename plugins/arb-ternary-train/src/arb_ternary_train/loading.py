@@ -9,11 +9,9 @@ from pathlib import Path as FilePath
 from attrs import evolve
 
 from arb_ternary import environment
-from arb_ternary.config.errors import Fault, Faulty, raise_faults
+from arb_ternary.config.errors import Fault, Faulty, Origin, find_origin, raise_faults
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.config.loading import LoadedConfig, read_document, value_origins
-from arb_ternary.config.overrides import apply_overrides, set_value
-from arb_ternary.config.paths import Origin, find_origin
+from arb_ternary.config.loading import LoadedConfig, apply_overrides, read_document, set_value, value_origins
 from arb_ternary.config.structure import structure_with_faults
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, EnvironmentProblem
@@ -72,7 +70,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
     phases = ", ".join(phase.name for phase in resolved.phases)
     summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
-    origins = value_origins(resolved, document, changed)
+    origins = {**value_origins(resolved, document), **changed}
     return LoadedConfig(resolved, document.data, origins, document.source, summary)
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-import attrs
-
-from arb_ternary.config.describe import describe_type, is_choice
-from arb_ternary.config.fields import config_fields
+from arb_ternary.config.fields import config_fields, describe_type, shape_of
 from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary_train.config import RunConfig
@@ -16,7 +13,7 @@ from arb_ternary_train.config import RunConfig
 
 def _reachable(t: Any, seen: set[Any]) -> None:
     """Add every config class that the type ``t`` mentions, at any depth, to ``seen``."""
-    if isinstance(t, type) and attrs.has(t) and not is_choice(t) and t not in seen:
+    if shape_of(t) == "class" and t not in seen:
         seen.add(t)
         for field in config_fields(t):
             _reachable(field.type, seen)
