@@ -82,8 +82,8 @@ def test_what_is_rounded_does_not_depend_on_the_batch_and_is_what_the_cache_give
     cache = make(dtype=dtype)
     batch = torch.stack([sample(number) for number in range(3)])
     for row in range(3):
-        alone = cache.rounded(batch[row : row + 1])[0]
-        assert torch.equal(cache.rounded(batch)[row], alone)
+        alone = cache.codec.rounded(batch[row : row + 1])[0]
+        assert torch.equal(cache.codec.rounded(batch)[row], alone)
         assert torch.equal(cache.put(row, "v", inputs(row), batch[row]), alone)
         assert torch.equal(cache.get(row, "v", inputs(row), SHAPE[1]), alone)
 

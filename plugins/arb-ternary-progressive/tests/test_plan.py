@@ -150,6 +150,15 @@ def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], ca
             assert stage.trainable == found["trainable"]
 
 
+def test_stacks_that_are_trained_at_once_have_one_plan(write: Callable[..., Path]) -> None:
+    (stage,) = plan_file(write(FLOAT, "{name: adamw}", ", enabled: false"))
+    grown = plan_file(write(FLOAT, "{name: adamw}"))[-1]
+    assert (stage.index, stage.depth, stage.trunk, stage.memory.cache) == (2, 8, "none", 0)
+    assert stage.trainable == stage.parameters == grown.parameters
+    assert stage.memory.gradients == 4 * stage.parameters
+    assert stage.memory.activations > 2 * grown.memory.activations
+
+
 def test_activations_are_what_the_backward_pass_keeps(write: Callable[..., Path]) -> None:
     from arb_ternary_progressive.plan import kept_for_backward
 

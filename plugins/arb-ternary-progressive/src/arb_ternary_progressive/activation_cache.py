@@ -52,7 +52,7 @@ class ActivationCache:
     by digest: a sample that is masked otherwise than before is a miss, never another's hidden states.
 
     With the dtype ``float32`` the cache gives back what was put in, bit for bit. The other dtypes round; see
-    :meth:`rounded`, with which a run that recomputes sees the same numbers as one that looks them up.
+    ``HiddenCodec.rounded``, with which a run that recomputes sees the same numbers as one that looks them up.
 
     Args:
         byte_budget: most bytes: of the samples in memory, or of the file.
@@ -84,11 +84,6 @@ class ActivationCache:
         return len(self._store)
 
     @property
-    def dtype(self) -> CacheDtype:
-        """How hidden states are kept."""
-        return self.codec.dtype
-
-    @property
     def nbytes(self) -> int:
         """Bytes held now."""
         return self._store.nbytes
@@ -97,10 +92,6 @@ class ActivationCache:
     def stats(self) -> CacheStats:
         """What it has done since it was made."""
         return CacheStats(self.hits, self.misses, self._store.evictions, len(self), self.nbytes)
-
-    def rounded(self, hidden_BSD: Tensor) -> Tensor:
-        """What the cache would give back for ``hidden_BSD``, in float32; a sample's do not depend on its batch."""
-        return self.codec.rounded(hidden_BSD)
 
     def get(self, sample_id: int, version: str, inputs_S: Tensor, width: int) -> Tensor | None:
         """The hidden states float32 ``[S, D]`` of a sample, or None. Counted as a hit or a miss.

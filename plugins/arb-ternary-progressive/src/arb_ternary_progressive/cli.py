@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from arb_ternary_progressive.plan import StagePlan
 
 __all__ = ["progressive"]
 
@@ -49,51 +54,7 @@ def plan(
     if as_json:
         print_json([stage.to_json() for stage in stages])
         return
-    columns = (
-        "stack",
-        "place",
-        "blocks",
-        "depth",
-        "precision",
-        "trunk",
-        "time step",
-        "hidden",
-        "parameters",
-        "learning",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "cache",
-        "memory",
-    )
-    rows = [
-        (
-            stage.index,
-            stage.position,
-            stage.blocks,
-            stage.depth,
-            stage.precision,
-            stage.trunk,
-            "drawn" if stage.time_step is None else stage.time_step,
-            "" if stage.hidden_share is None else f"{stage.hidden_share:.0%}",
-            f"{stage.parameters:,}",
-            f"{stage.trainable:,}",
-            *(
-                size(value)
-                for value in (
-                    stage.memory.weights,
-                    stage.memory.gradients,
-                    stage.memory.optimizer,
-                    stage.memory.activations,
-                    stage.memory.cache,
-                    stage.memory.total,
-                )
-            ),
-        )
-        for stage in stages
-    ]
-    print_table(columns, rows)
+    print_table([title for title, _ in COLUMNS], [[show(stage) for _, show in COLUMNS] for stage in stages])
 
 
 def size(nbytes: int) -> str:
@@ -104,3 +65,24 @@ def size(nbytes: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     raise AssertionError("unreachable")
+
+
+#: The columns of the plan: title, and what a stack has there.
+COLUMNS: Final[tuple[tuple[str, Callable[[StagePlan], object]], ...]] = (
+    ("stack", lambda stage: stage.index),
+    ("place", lambda stage: stage.position),
+    ("blocks", lambda stage: stage.blocks),
+    ("depth", lambda stage: stage.depth),
+    ("precision", lambda stage: stage.precision),
+    ("trunk", lambda stage: stage.trunk),
+    ("time step", lambda stage: "drawn" if stage.time_step is None else stage.time_step),
+    ("hidden", lambda stage: "" if stage.hidden_share is None else f"{stage.hidden_share:.0%}"),
+    ("parameters", lambda stage: f"{stage.parameters:,}"),
+    ("learning", lambda stage: f"{stage.trainable:,}"),
+    ("weights", lambda stage: size(stage.memory.weights)),
+    ("gradients", lambda stage: size(stage.memory.gradients)),
+    ("optimizer", lambda stage: size(stage.memory.optimizer)),
+    ("activations", lambda stage: size(stage.memory.activations)),
+    ("cache", lambda stage: size(stage.memory.cache)),
+    ("memory", lambda stage: size(stage.memory.total)),
+)

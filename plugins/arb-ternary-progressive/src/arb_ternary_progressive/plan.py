@@ -159,7 +159,8 @@ def plan_growth(
         batch_size: samples in a micro-batch.
         block_size: positions of a sample.
         cache: None where nothing is kept.
-        trained_from: index of the first stack that is trained.
+        trained_from: index of the first stack that is trained. Where all are trained at once, there is one plan, for
+            the last.
         masking: hides the tokens.
         autocast: what the forward pass runs under.
     """
@@ -168,7 +169,7 @@ def plan_growth(
     shapes = [(1, 1), (2, 1), (1, 2)]
     probes = [_probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast) for shape in shapes]
     stages = []
-    for index in range(trained_from, len(blocks)):
+    for index in range(trained_from if growth.enabled else len(blocks) - 1, len(blocks)):
         base, deeper_first, deeper_rest = (probe[index] for probe in probes)
         counts = {
             name: _extrapolated(base.counts[name], deeper_first.counts[name], deeper_rest.counts[name], blocks, index)
@@ -226,15 +227,21 @@ def _probe(
     make_optimizer: Callable[[Trainable], Optimizer],
     batch: MaskedBatch,
     autocast: Callable[[], AbstractContextManager[Any]],
-) -> list[_Probe]:
-    """Train a rack of ``shape`` (blocks of the first stack, of each other) for one step a stack, and count."""
+) -> dict[int, _Probe]:
+    """Train a rack of ``shape`` (blocks of the first stack, of each other) for one step a stack, and count.
+
+    Returns:
+        What was counted, by the index of the stack.
+    """
     builder = make_builder(shape[0])
     rack = builder.build_rack()
-    found = []
+    found = {}
     for index in range(target):
         if index:
             builder.add_stack(n_blocks=shape[1])
-        stage = Stage.enter(builder, growth.trunk_strategy)
+        if not growth.enabled and index < target - 1:
+            continue
+        stage = Stage.enter(builder, growth.trunk_strategy) if growth.enabled else Stage.whole(rack)
         rack.train()
         optimizer = make_optimizer(collect_trainable(rack))
         inputs: dict[str, Any] = {}
@@ -258,7 +265,9 @@ def _probe(
         counts = {name: value for name, value in asdict(memory).items() if name != "cache"}
         counts |= {"parameters": audit(rack).parameters, "trainable": learning}
         stack = rack.ordered_stacks[stage.position]
-        found.append(_Probe(stage.position, stack.precision, stage.trunk, not stage.streams, rack.config.width, counts))
+        found[index] = _Probe(
+            stage.position, stack.precision, stage.trunk, not stage.streams, rack.config.width, counts
+        )
     return found
 
 

@@ -39,7 +39,8 @@ def plan_file(path: Path, overrides: tuple[str, ...] = (), **shape: int | None) 
     Raises:
         ConfigError: the config is wrong, grows nothing, or says itself what ``shape`` says.
     """
-    if "phases" not in read_document(path).data and "training" in read_document(path).data:
+    sections = read_document(path).data
+    if "phases" not in sections and "training" in sections:
         config = StackWiseConfig.from_yaml(path, overrides)
         config.validate()
         return plan_python(config, **{name: value for name, value in shape.items() if value is not None})
