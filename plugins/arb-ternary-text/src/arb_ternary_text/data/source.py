@@ -1,11 +1,11 @@
-"""A data source: two token streams and their tokenizer."""
+"""A data source: two token streams and their tokenizer. It is made without torch, which its batches need."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from arb_ternary.config.options import Rule
 from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_text.data.entropy import bigram_entropy, unigram_entropy
-from arb_ternary_text.data.loader import BatchLoader, evaluation_batches
 from arb_ternary_text.data.sampler import WindowSampler, window_count
 from arb_ternary_text.data.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from arb_ternary_text.data.loader import BatchLoader
 
 __all__ = ["DEFAULT_FRACTION", "StreamSource", "digest", "part"]
 
@@ -63,6 +65,8 @@ class StreamSource:
 
     def batches(self, request: BatchRequest) -> BatchLoader:
         """Windows of the training stream."""
+        from arb_ternary_text.data.loader import BatchLoader
+
         sampler = WindowSampler(
             len(self.train),
             request.block_size,
@@ -79,6 +83,8 @@ class StreamSource:
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
         """Windows of the validation stream; all of them predict each token but the first exactly once."""
+        from arb_ternary_text.data.loader import evaluation_batches
+
         return evaluation_batches(self.validation, block_size, batch_size, limit=limit)
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
