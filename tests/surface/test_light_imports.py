@@ -17,7 +17,6 @@ LIGHT = (
     "arb_ternary.hookspecs",
     "arb_ternary.environment",
     "arb_ternary.plugins.manager",
-    "arb_ternary.plugins.observers",
     "arb_ternary.cli",
     "arb_ternary.cli.main",
 )

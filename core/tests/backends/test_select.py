@@ -10,7 +10,6 @@ from importlib import metadata
 
 import pytest
 
-from arb_ternary import hookimpl
 from arb_ternary.backends import reference_probe
 from arb_ternary.backends import select as selecting
 from arb_ternary.backends.protocol import REQUIRED_OPS
@@ -26,7 +25,6 @@ from arb_ternary.backends.select import (
 )
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, render
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.observers import RunObservers
 
 BACKEND = """
 from arb_ternary import hookimpl
@@ -181,10 +179,9 @@ class Opinion:
     def __init__(self, choice):
         self.choice, self.asked = choice, []
 
-    @hookimpl
-    def arb_select_backend(self, request, candidates):
-        self.asked.append((request.value, candidates))
-        return self.choice
+    def __call__(self, request, candidates):
+        self.asked.append((request.value, tuple(candidates)))
+        return self.choice and ("judge", self.choice)
 
 
 def test_an_observer_of_the_run_can_choose_for_auto(install_plugin, log):
@@ -192,7 +189,7 @@ def test_an_observer_of_the_run_can_choose_for_auto(install_plugin, log):
     install_plugin("old", backend("old", UNUSABLE))
     opinion = Opinion("torch")
 
-    selection = select(BackendRequest(), RunObservers({"judge": opinion}))
+    selection = select(BackendRequest(), opinion)
 
     assert opinion.asked == [("auto", ("fast", "torch"))]
     assert selection.name == "torch"
@@ -205,15 +202,15 @@ def test_an_observer_of_the_run_can_choose_for_auto(install_plugin, log):
 def test_no_opinion_leaves_the_first_candidate(install_plugin):
     install_plugin("fast", backend("fast"))
 
-    assert select(BackendRequest(), RunObservers({"judge": Opinion(None)})).name == "fast"
+    assert select(BackendRequest(), Opinion(None)).name == "fast"
 
 
 def test_a_named_backend_is_never_put_to_a_vote(install_plugin):
     install_plugin("fast", backend("fast"))
     opinion = Opinion("fast")
 
-    assert select(BackendRequest("torch"), RunObservers({"judge": opinion})).name == "torch"
-    assert select(BackendRequest("torch,fast"), RunObservers({"judge": opinion})).name == "torch"
+    assert select(BackendRequest("torch"), opinion).name == "torch"
+    assert select(BackendRequest("torch,fast"), opinion).name == "torch"
     assert opinion.asked == []
 
 

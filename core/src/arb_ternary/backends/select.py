@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -20,13 +20,13 @@ from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.missing import not_installed
-from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.specs import BackendSpec, resolve
 
 __all__ = [
     "AUTO",
     "BackendRequest",
     "Candidate",
+    "Opinion",
     "Selection",
     "candidates",
     "current_backend",
@@ -50,6 +50,10 @@ class BackendRequest:
     value: str = AUTO
     source: str = "default"
     device: str = "cpu"
+
+
+#: What may choose among usable names for ``auto``: it returns who chose and one of them, or None.
+Opinion = Callable[[BackendRequest, Sequence[str]], tuple[str, str] | None]
 
 
 @frozen
@@ -111,21 +115,20 @@ def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
 
 
-def select(request: BackendRequest, observers: RunObservers | None = None) -> Selection:
+def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection:
     """Decide on a backend.
 
     Args:
         request: what was asked for.
-        observers: asked for their opinion (``arb_select_backend``) when the request is ``auto``.
+        opinion: asked when the request is ``auto``.
 
     Raises:
         UsageProblem: a name is unknown (exit code 2).
         EnvironmentProblem: what was named is not installed or cannot work on the device; nothing can (exit code 3).
-        ComponentError: an observer chose a backend that is not a candidate.
     """
     names = _parse(request)
     if names == (AUTO,):
-        return _select_auto(request, observers)
+        return _select_auto(request, opinion)
     rejected: list[tuple[str, str]] = []
     for name in names:
         _check_exists(name, request)
@@ -148,16 +151,16 @@ def select(request: BackendRequest, observers: RunObservers | None = None) -> Se
     )
 
 
-def _select_auto(request: BackendRequest, observers: RunObservers | None) -> Selection:
+def _select_auto(request: BackendRequest, opinion: Opinion | None) -> Selection:
     found = candidates(request.device)
     usable = [candidate for candidate in found if candidate.usable]
     if not usable:
         reasons = "\n".join(f"{candidate.name}: {candidate.reason}" for candidate in found)
         raise EnvironmentProblem(f"no backend can be used on {request.device}", reasons or "none is registered")
     best, why = usable[0], f"highest priority ({usable[0].spec.priority})"
-    opinion = observers.select_backend(request, [candidate.name for candidate in usable]) if observers else None
-    if opinion is not None:
-        observer, choice = opinion
+    preferred = opinion(request, [candidate.name for candidate in usable]) if opinion else None
+    if preferred is not None:
+        observer, choice = preferred
         best = next(candidate for candidate in usable if candidate.name == choice)
         why = f"chosen by observer {observer!r}"
     rejected = tuple(

@@ -21,7 +21,6 @@ from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.growth import Stage
@@ -39,6 +38,7 @@ from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
+from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.signals import StopRequest
 

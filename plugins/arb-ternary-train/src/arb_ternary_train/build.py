@@ -16,11 +16,11 @@ from arb_ternary.backends.select import AUTO, Selection, request_backend, select
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.seeding import seed_everything
 
@@ -62,7 +62,8 @@ def build_parts(config: RunConfig, *, backend: str | None = None) -> RunParts:
     device = resolve_device(config.device)
     observers = build_observers(config)
     selection = select(
-        request_backend(command_line=backend, config=configured_backend(config), device=device.type), observers
+        request_backend(command_line=backend, config=configured_backend(config), device=device.type),
+        observers.select_backend,
     )
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     masking: MaskingStrategy = require_protocol(config.masking.build(), MaskingStrategy, config.masking)

@@ -9,8 +9,8 @@ import pytest
 from arb_ternary import hookimpl, hookspecs
 from arb_ternary.backends.select import BackendRequest
 from arb_ternary.errors import ArbError, ComponentError, Interrupted
-from arb_ternary.plugins.observers import RunObservers
 from arb_ternary.plugins.surface import OBSERVATION
+from arb_ternary_train.observers import RunObservers
 
 CONTEXT: Any = object()
 
