@@ -12,7 +12,6 @@ import attrs
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary_progressive.adapters import PROGRESSIVE, STACK, AdapterSpec
 from arb_ternary_progressive.config import ModelConfig, StackWiseConfig
-from arb_ternary_progressive.errors import TooManyStacks
 from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
@@ -25,6 +24,10 @@ __all__ = ["ProgressiveRackBuilder"]
 
 #: Where stacks go.
 Mode = Literal["append", "prepend"]
+
+
+class TooManyStacks(UsageProblem, ValueError):
+    """A stack more than ``max_stacks``."""
 
 
 class ProgressiveRackBuilder:

@@ -183,7 +183,7 @@ class StackWiseConfig:
             raise_faults(faults, self._origins, self._source)
 
     def decoder_config(self, default_precision: Precision | None = None) -> DecoderConfig:
-        """What the parts of core are made with. Its ``float_parts`` are those of the ends: a stack has its own.
+        """What the decoder is made with. Its ``float_parts`` are those of the ends: a stack has its own.
 
         Args:
             default_precision: of new stacks, where it is not ``new_stack_precision``.

@@ -16,7 +16,7 @@ __all__ = ["MergedExporter", "build"]
 
 
 class MergedExporter:
-    """Core's safetensors of a rack whose adapters have been merged; stacks that had some are then float32."""
+    """Safetensors of a rack whose adapters have been merged; stacks that had some are then float32."""
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write a merged copy of ``model`` to the file ``destination``, atomically.

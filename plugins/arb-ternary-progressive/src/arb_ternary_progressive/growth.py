@@ -14,9 +14,9 @@ from torch import nn
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.activation_cache import ActivationCache
-from arb_ternary_progressive.freezing import set_learning
 from arb_ternary_progressive.hidden_codec import CacheDtype
 from arb_ternary_progressive.history import Progress, StackRecord, Trunk
+from arb_ternary_progressive.stack import set_learning
 from arb_ternary_progressive.trunk import TrunkStream
 
 if TYPE_CHECKING:

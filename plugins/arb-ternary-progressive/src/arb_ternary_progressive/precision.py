@@ -162,7 +162,7 @@ def dense_weight(linear: Linear) -> Tensor:
 
 
 def block_config(config: DecoderConfig, precision: Precision, base: Base) -> DecoderConfig:
-    """The options of the blocks of a stack: core's float or ternary ones.
+    """The options of the blocks of a stack: float or ternary ones.
 
     Gains, where there are any, are float in float stacks, and in ternary ones where the model's norms are float.
     """

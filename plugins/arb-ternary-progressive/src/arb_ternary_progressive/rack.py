@@ -1,4 +1,4 @@
-"""A rack: embedding, stacks, final norm, head. Core's decoder, with blocks that are held stack by stack.
+"""A rack: embedding, stacks, final norm, head. A decoder whose blocks are held stack by stack.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -68,7 +68,7 @@ class Stacks(nn.ModuleList):
 class Rack(Decoder):
     """A decoder whose blocks come in stacks.
 
-    It can be used wherever core uses a decoder: to train, evaluate, generate with a cache, export. State names are
+    It can be used wherever a decoder can: to train, evaluate, generate with a cache, export. State names are
     those of a decoder, with ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
 
     Args:
@@ -117,7 +117,7 @@ class Rack(Decoder):
         """
         if type(decoder) is not Decoder:
             raise ConfigError(
-                f"model: stacks are made of core's blocks; a {type(decoder).__name__} has others",
+                f"model: stacks are made of a decoder's blocks; a {type(decoder).__name__} has others",
                 "Use `model: {name: decoder, ...}`.",
             )
         rack = cls.__new__(cls)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.stored import stored_modules
 from arb_ternary_progressive.adapters import (
     STACK,
     Adapter,
@@ -21,7 +22,6 @@ from arb_ternary_progressive.adapters import (
     merge_adapters,
 )
 from arb_ternary_progressive.config import StackWiseConfig
-from arb_ternary_progressive.freezing import set_learning
 from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Precision
 from arb_ternary_progressive.patterns import stack_rank_and_alpha
 from arb_ternary_progressive.precision import Base, NVFP4Linear, is_frozen, make_block, store_block, widen_block
@@ -37,6 +37,7 @@ __all__ = [
     "chosen_adapter",
     "create_stack_from_config",
     "seeded_birth",
+    "set_learning",
     "stack_adapter",
 ]
 
@@ -244,6 +245,23 @@ class Stack(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
+
+
+def set_learning(module: nn.Module, learns: bool) -> None:
+    """Let everything in ``module`` learn, or nothing: no gradient for a float parameter, no vote for a trit.
+
+    What a frozen module holds stays the same bit for bit. Gradients that it had are dropped, for an optimizer that was
+    built before would still act on them.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(learns)
+        if not learns:
+            parameter.grad = None
+    for part in module.modules():
+        if isinstance(part, TernaryModule):
+            part.frozen = not learns
+    for _, stored in stored_modules(module):
+        stored.frozen = not learns
 
 
 @contextmanager
