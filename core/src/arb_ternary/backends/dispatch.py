@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -83,7 +83,8 @@ def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
             f"backend {backend.name!r} has no kernel for {described!r}, and ARB_TERNARY_STRICT=1 forbids a stand-in",
             "unset ARB_TERNARY_STRICT, or choose a backend that has it: arb backends explain",
         )
-    theirs, own = reference.KERNELS[op], backend.kernels
+    theirs = reference.KERNELS[op]
+    own: Mapping[str, Kernel] = backend.kernels
 
     def converted(weight: Tensor, shape: WeightShape) -> Tensor:
         return reference.pack(own["unpack"](weight, shape))

@@ -106,7 +106,8 @@ class _Rule:
         self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
         self.shifts = vote_scale.dtype == torch.int32
         self.power = _power(scale) if self.shifts and scale is not None else 0
-        self.row_N, self.column_K = vote_scale.split((self.shape.out_features, self.shape.in_features))
+        rows = self.shape.out_features
+        self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
 
     def votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
         """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
