@@ -306,6 +306,7 @@ def kernels_page() -> str:
     from arb_ternary.backends import ops
     from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS
     from arb_ternary.backends.reference import build
+    from arb_ternary.backends.vote_state import VoteLimits, VoteState
 
     kernels = build().kernels
     parts = [
@@ -320,6 +321,7 @@ def kernels_page() -> str:
             f"### `{op}`\n\n{status[0].upper()}{status[1:]}.\n\n```python\n{signature(op, kernels[op])}\n```\n\n"
             f"{docstring(kernels[op])}"
         )
+    parts += ["## State", class_text("VoteState", VoteState), class_text("VoteLimits", VoteLimits)]
     parts += ["## Ops", prose(inspect.getdoc(ops) or "")]
     names = sorted(name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if "arb_ternary::" in name)
     for name in names:

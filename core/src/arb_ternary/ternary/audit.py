@@ -9,7 +9,8 @@ from attrs import asdict, frozen
 from torch import Tensor, nn
 
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary.ternary.stored import stored_modules
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.stored import is_stored, stored_modules
 
 __all__ = ["Audit", "AuditRow", "audit", "optimizer_state_bytes"]
 
@@ -86,21 +87,31 @@ class Audit:
 
 _TERNARY = "ternary weights (packed)"
 _BIAS = "integer biases"
+_STORED = "integer weights of other formats"
 _TRAINABLE = "float parameters, trainable"
 _FROZEN = "float parameters, frozen"
-_STORED = "integer weights of other formats"
+_FLOAT_BUFFERS = "float buffers"
+_OTHERS = "other integer buffers"
 _PARAMETER_ROWS = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
+#: The kind of a ternary module's buffer by its name.
+_BUFFERS = {
+    "weight": _TERNARY,
+    "exponent": "exponents",
+    "exponent_origin": "exponents",
+    "bias_exponent": "exponents",
+    "votes": "votes",
+    "bias_votes": "votes",
+    "exponent_votes": "exponent votes",
+    "correlation": "exponent votes",
+    "steps": "exponent votes",
+    "bias": _BIAS,
+    "control": "control words",
+}
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Each tensor once, though several names may share it."""
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _row(what: str, tensors: Iterable[Tensor], elements: int | None = None) -> AuditRow:
-    found = _distinct(tensors)
-    counted = sum(t.numel() for t in found) if elements is None else elements
-    return AuditRow(what, counted, sum(t.nbytes for t in found))
 
 
 def optimizer_state_bytes(optimizer: Any) -> int:
@@ -123,53 +134,41 @@ def optimizer_state_bytes(optimizer: Any) -> int:
     return sum(tensor.nbytes for tensor in _distinct(found))
 
 
-def _stored_buffers(module: Any) -> list[Tensor]:
-    """The integer buffers that hold the weights of a module of another format."""
-    found = [buffer for buffer in module.buffers(recurse=False) if not buffer.is_floating_point()]
-    return [buffer for buffer in found if buffer is not module.control]
+def _kind(module: nn.Module, name: str, buffer: Tensor) -> str | None:
+    """What a buffer of ``module`` is; None where nothing of it outlives a step."""
+    if isinstance(module, TernaryModule) and name in _BUFFERS:
+        # With 2 bits every vote crosses the only threshold there is.
+        return None if name == "votes" and module.shape.vote_bits == 2 else _BUFFERS[name]
+    if is_stored(module) and not buffer.is_floating_point():
+        return "control words" if name == "control" else _STORED
+    return _FLOAT_BUFFERS if buffer.is_floating_point() else _OTHERS
 
 
 def audit(model: nn.Module, optimizer: Any = None) -> Audit:
     """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once."""
-    modules = [module for _, module in ternary_modules(model)]
-    stored = stored_modules(model)
-    codes = [buffer for _, module in stored for buffer in _stored_buffers(module)]
-    owned = {id(buffer) for module in modules for buffer in module.buffers(recurse=False)}
-    owned |= {id(tensor) for tensor in (*codes, *(module.control for _, module in stored))}
-    others = [buffer for buffer in model.buffers() if id(buffer) not in owned]
-    biases = [getattr(module, "bias", None) for module in modules]
-    counted: set[int] = set()
-    # With 2 bits every vote crosses the only threshold there is, so that none outlives a step.
-    cleared = {id(module.votes) for module in modules if module.shape.vote_bits == 2}
-
-    def named(*names: str) -> list[Tensor]:
-        found = [t for m in modules for n in names if isinstance(t := getattr(m, n, None), Tensor)]
-        counted.update(id(t) for t in found)
-        return found
-
-    trits = sum(module.shape.out_features * module.shape.in_features for module in modules)
-    parameters = _distinct(model.parameters())
-    rows = [
-        _row(_TERNARY, named("weight"), trits),
-        _row("exponents", named("exponent", "exponent_origin", "bias_exponent")),
-        _row("votes", [t for t in named("votes", "bias_votes") if id(t) not in cleared]),
-        _row("exponent votes", named("exponent_votes", "correlation", "steps")),
-        _row(_BIAS, [bias for bias in biases if isinstance(bias, Tensor)]),
-        _row("control words", [*named("control"), *(module.control for _, module in stored)]),
-        _row(_TRAINABLE, [p for p in parameters if p.requires_grad]),
-        _row(_FROZEN, [p for p in parameters if not p.requires_grad]),
-    ]
-    if stored:
-        rows.append(_row(_STORED, codes, sum(module.stored_weights for _, module in stored)))
-    counted.update(id(bias) for bias in biases if bias is not None)
-    rest = others + [b for m in modules for b in m.buffers(recurse=False) if id(b) not in counted]
-    float_buffers = _row("float buffers", [b for b in rest if b.is_floating_point()])
-    rows += [float_buffers, _row("other integer buffers", [b for b in rest if not b.is_floating_point()])]
+    modules, stored = ternary_modules(model), stored_modules(model)
+    kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN, *([_STORED] if stored else [])]
+    found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            kind = _kind(module, name, buffer)
+            if kind is not None:
+                found[kind].append(buffer)
+    for parameter in model.parameters():
+        found[_TRAINABLE if parameter.requires_grad else _FROZEN].append(parameter)
+    trits = sum(module.shape.out_features * module.shape.in_features for _, module in modules)
+    # Packed, a weight has fewer elements than it counts for.
+    logical = {_TERNARY: trits, _STORED: sum(module.stored_weights for _, module in stored)}
+    rows = {}
+    for kind, tensors in found.items():
+        distinct = _distinct(tensors)
+        elements = logical.get(kind, sum(tensor.numel() for tensor in distinct))
+        rows[kind] = AuditRow(kind, elements, sum(tensor.nbytes for tensor in distinct))
     return Audit(
-        rows=tuple(rows),
+        rows=tuple(rows.values()),
         ternary_weights=trits,
-        float_parameters=sum(p.numel() for p in parameters),
-        float_buffers=float_buffers.elements,
-        working_bytes=sum(tensor.nbytes for module in modules for tensor in module.working_memory()),
+        float_parameters=rows[_TRAINABLE].elements + rows[_FROZEN].elements,
+        float_buffers=rows[_FLOAT_BUFFERS].elements,
+        working_bytes=sum(tensor.nbytes for _, module in modules for tensor in module.working_memory()),
         optimizer_bytes=optimizer_state_bytes(optimizer),
     )

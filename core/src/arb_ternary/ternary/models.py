@@ -14,7 +14,6 @@ __all__ = [
     "reset_runtime_state",
     "seed_votes",
     "ternary_modules",
-    "use_backend_everywhere",
 ]
 
 
@@ -70,9 +69,3 @@ def reset_runtime_state(model: nn.Module) -> None:
         reset = getattr(module, "reset_runtime_state", None)
         if callable(reset):
             reset()
-
-
-def use_backend_everywhere(model: nn.Module, name: str) -> None:
-    """Repack every ternary module in the layout of the named backend; no logical value changes."""
-    for _, module in ternary_modules(model):
-        module.set_backend(name)

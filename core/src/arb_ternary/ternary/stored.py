@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["StoredWeights", "stored_modules"]
+__all__ = ["StoredWeights", "is_stored", "stored_modules"]
 
 
 class StoredWeights(Protocol):
@@ -41,5 +41,10 @@ def stored_modules(model: nn.Module) -> list[tuple[str, StoredWeights]]:
     return [
         (name, cast("StoredWeights", module))
         for name, module in model.named_modules()
-        if isinstance(getattr(module, "stored_weights", None), int)
+        if is_stored(module)
     ]
+
+
+def is_stored(module: nn.Module) -> bool:
+    """Whether ``module`` is one of :class:`StoredWeights`."""
+    return isinstance(getattr(module, "stored_weights", None), int)

@@ -49,10 +49,6 @@ class VoteMemory(nn.Module):
         self.vote_scale = None
         self.vote_limits = torch.tensor(VoteLimits())
 
-    def use_sign_votes(self) -> None:
-        """Let backward cast the sign of the gradient, as a fresh module does."""
-        self.magnitudes = self.vote_scale = None
-
     def use_scaled_votes(self, *, integer: bool = False) -> None:
         """Let backward cast scaled votes, and allocate ``magnitudes`` (zero) and ``vote_scale``.
 
