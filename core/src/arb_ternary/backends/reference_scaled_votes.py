@@ -22,7 +22,7 @@ from arb_ternary.backends.reference_votes import (
     summed_rows,
 )
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
+from arb_ternary.backends.vote_storage import opened
 from arb_ternary.counters.hashing import (
     USE_DECAY,
     USE_EXPONENT_ROUNDING,
@@ -101,15 +101,44 @@ class _Rule:
     """What one call of a kernel knows about the votes that it casts."""
 
     def __init__(self, gradient: Tensor, scale: Tensor | None, state: VoteState) -> None:
-        self.scale, self.shape = scale, state.shape
+        self.scale, self.state, self.shape = scale, state, state.shape
         self.magnitudes, vote_scale = state.scaling
         self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
+        self.words = state.draw()
         self.shifts = vote_scale.dtype == torch.int32
         self.power = _power(scale) if self.shifts and scale is not None else 0
         rows = self.shape.out_features
         self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
 
-    def votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
+    def cast_(self, rows: slice | Tensor, gradient_nK: Tensor) -> Tensor:
+        """Cast the votes of the gradient of some rows of the weight, and add its statistics and the rows' magnitudes.
+
+        Returns:
+            the column sums of ``|g|``, as :func:`_measure` gives them.
+        """
+        shape, stats = self.shape, self.state.stats
+        g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
+        square = 1.0 if self.scale is None else self.scale.square()
+        self.magnitudes[: shape.out_features][rows] += _in_units(sizes_n, self.scale)
+        stats[1 : 1 + shape.out_features][rows] += squares_n.mul_(square)
+        stats[1 + shape.out_features :] += squares_K.mul_(square)
+        v_nK = self._votes(g_nK, self.row_N[rows], sizes_n, self._bits(rows, shape.in_features, USE_VOTE_ROUNDING))
+        with opened(self.state, rows) as (packed, votes_nK, exponent_votes):
+            if exponent_votes is not None:
+                score_nJ = group_score(v_nK.to(torch.int8) * unpack_trits(packed, shape.in_features), shape)
+                shift = self.limits.exponent_shift
+                noise_nJ = self._bits(rows, shape.groups, USE_EXPONENT_ROUNDING) & ((1 << shift) - 1)
+                moved_nJ = (score_nJ.to(torch.int64) + noise_nJ) >> shift
+                exponent_votes.copy_((exponent_votes - moved_nJ).clamp_(-127, 127))
+            largest = shape.largest_vote
+            votes_nK.copy_(torch.sub(votes_nK, v_nK, out=v_nK).clamp_(-largest, largest))
+        return sizes_K
+
+    def _bits(self, rows: slice | Tensor, width: int, use: int) -> Tensor:
+        """Hashes of the elements of some rows of a matrix of this width, int32 ``[n, width]``."""
+        return _row_hashes(rows, width, self.words, use, self.magnitudes.device)
+
+    def _votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
         """The votes of gradient rows, which are overwritten: whole numbers in int32 or float32."""
         if self.shifts:
             return _integer_votes(g_nK, row_n, self.column_K, self.power, self.limits.vote_limit, bits)
@@ -119,17 +148,15 @@ class _Rule:
         noise_nK = _noise_(bits, self.limits.noise_shift)
         return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limits.vote_limit, noise_nK)
 
-    def cast_(
-        self, v_nK: Tensor, packed: Tensor, votes_nK: Tensor, exponents: Tensor | None, bits: Tensor | None
-    ) -> None:
-        """Subtract votes, which are overwritten, from int8 accumulators, and their scores from the exponents'."""
-        if exponents is not None and bits is not None:
-            score = group_score(v_nK.to(torch.int8) * unpack_trits(packed, self.shape.in_features), self.shape)
-            shift = self.limits.exponent_shift
-            moved = (score.to(torch.int64) + (bits & ((1 << shift) - 1))) >> shift
-            exponents.copy_((exponents - moved).clamp_(-127, 127))
-        largest = self.shape.largest_vote
-        votes_nK.copy_(torch.sub(votes_nK, v_nK, out=v_nK).clamp_(-largest, largest))
+
+def _row_hashes(
+    rows: slice | Tensor, width: int, words: tuple[int, int, int], use: int, device: torch.device
+) -> Tensor:
+    seed, step, stream = words
+    if isinstance(rows, Tensor):
+        return counter_hash_rows(rows, width, seed, step, stream + use)
+    held, start = rows.stop - rows.start, rows.start * width
+    return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(held, width)
 
 
 def _measure(g_nK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -187,41 +214,12 @@ def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state
             ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
     """
     rule = _Rule(grad_MN, scale, state)
-    shape, stats, exponent_votes = rule.shape, state.stats, state.exponent_votes
-    rows, columns = shape.out_features, shape.in_features
-    seed, step, stream = state.draw()
-    square = scale.square() if scale is not None else 1.0
-    stored = stored_rows(state.votes, shape)
-    row_sizes, column_sizes = rule.magnitudes[:rows], rule.magnitudes[rows:]
-    row_squares, column_squares = stats[1 : 1 + rows], stats[1 + rows :]
     total_K: Tensor | None = None
-    for tile, product in gradient_tiles(grad_MN, x_MK, shape):
-        g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(product, stats)
-        row_sizes[tile] += _in_units(sizes_n, scale)
-        row_squares[tile] += squares_n.mul_(square)
-        column_squares += squares_K.mul_(square)
+    for tile, product in gradient_tiles(grad_MN, x_MK, rule.shape):
+        sizes_K = rule.cast_(tile, product)
         total_K = sizes_K if total_K is None else total_K.add_(sizes_K)
-        held = tile.stop - tile.start
-        bits = counter_hash(
-            held * columns, seed, step, stream + USE_VOTE_ROUNDING, start=tile.start * columns, device=g_nK.device
-        )
-        exponents = exponent_bits = None
-        if exponent_votes is not None:
-            exponents = exponent_votes[tile]
-            exponent_bits = counter_hash(
-                held * shape.groups,
-                seed,
-                step,
-                stream + USE_EXPONENT_ROUNDING,
-                start=tile.start * shape.groups,
-                device=g_nK.device,
-            ).view(held, shape.groups)
-        v_nK = rule.votes(g_nK, rule.row_N[tile], sizes_n, bits.view(held, columns))
-        rows_votes = open_votes(stored[tile], shape)
-        rule.cast_(v_nK, state.weight[tile], rows_votes, exponents, exponent_bits)
-        write_votes_(stored[tile], rows_votes, shape)
     if total_K is not None:
-        column_sizes += _in_units(total_K, scale)
+        rule.magnitudes[rule.shape.out_features :] += _in_units(total_K, scale)
 
 
 def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
@@ -236,34 +234,10 @@ def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None,
         scale: float32 scalar, the power of two of an int8 gradient.
         state: as in :func:`cast_scaled_votes`.
     """
-    if ids_M.numel() == 0:
-        return
-    rule = _Rule(grad_MK, scale, state)
-    shape, stats, exponent_votes = rule.shape, state.stats, state.exponent_votes
-    rows = shape.out_features
-    seed, step, stream = state.draw()
-    square = scale.square() if scale is not None else 1.0
-    rows_U, summed_UK = summed_rows(ids_M, grad_MK)
-    g_UK, (sizes_U, sizes_K, squares_U, squares_K) = _examine(summed_UK, stats)
-    stats[1 : 1 + rows].index_add_(0, rows_U, squares_U.mul_(square))
-    stats[1 + rows :] += squares_K.mul_(square)
-    rule.magnitudes[:rows].index_add_(0, rows_U, _in_units(sizes_U, scale))
-    rule.magnitudes[rows:] += _in_units(sizes_K, scale)
-
-    bits = counter_hash_rows(rows_U, shape.in_features, seed, step, stream + USE_VOTE_ROUNDING)
-    v_UK = rule.votes(g_UK, rule.row_N.index_select(0, rows_U), sizes_U, bits)
-    exponents_UJ = exponent_bits = None
-    if exponent_votes is not None:
-        exponents_UJ = exponent_votes.index_select(0, rows_U)
-        exponent_bits = counter_hash_rows(rows_U, shape.groups, seed, step, stream + USE_EXPONENT_ROUNDING)
-    stored = stored_rows(state.votes, shape)
-    stored_U = stored.index_select(0, rows_U)
-    votes_UK = open_votes(stored_U, shape)
-    rule.cast_(v_UK, state.weight.index_select(0, rows_U), votes_UK, exponents_UJ, exponent_bits)
-    write_votes_(stored_U, votes_UK, shape)
-    stored.index_copy_(0, rows_U, stored_U)
-    if exponent_votes is not None and exponents_UJ is not None:
-        exponent_votes.index_copy_(0, rows_U, exponents_UJ)
+    if ids_M.numel():
+        rule = _Rule(grad_MK, scale, state)
+        sizes_K = rule.cast_(*summed_rows(ids_M, grad_MK))
+        rule.magnitudes[rule.shape.out_features :] += _in_units(sizes_K, scale)
 
 
 def _flip_(packed: Tensor, votes_nK: Tensor, threshold: int, carry: bool, shape: WeightShape) -> Tensor:
@@ -308,22 +282,14 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     Returns:
         int64 scalar: trits that changed.
     """
-    shape, packed = state.shape, state.weight
-    seed, step, stream = state.draw()
-    flips = torch.zeros((), dtype=torch.int64, device=packed.device)
-    stored = stored_rows(state.votes, shape)
-    columns = shape.in_features
-    if stored.numel() == 0:
+    shape = state.shape
+    flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
+    if state.votes.numel() == 0:
         return flips
     for tile in row_tiles(shape):
-        votes_nK = open_votes(stored[tile], shape)
-        crosses = has_crossings(votes_nK, threshold)
-        if crosses:
-            flips += _flip_(packed[tile], votes_nK, threshold, carry, shape)
-        if decay:
-            start = tile.start * columns
-            bits = counter_hash(votes_nK.numel(), seed, step, stream + USE_DECAY, start=start, device=votes_nK.device)
-            _decay_(votes_nK, decay, bits.view_as(votes_nK))
-        if crosses or decay:
-            write_votes_(stored[tile], votes_nK, shape)
+        with opened(state, tile) as (packed, votes_nK, _):
+            if has_crossings(votes_nK, threshold):
+                flips += _flip_(packed, votes_nK, threshold, carry, shape)
+            if decay:
+                _decay_(votes_nK, decay, _row_hashes(tile, shape.in_features, state.draw(), USE_DECAY, flips.device))
     return flips

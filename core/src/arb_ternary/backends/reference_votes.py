@@ -17,7 +17,7 @@ from arb_ternary.backends.integer import int_matmul
 from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
-from arb_ternary.backends.vote_storage import open_votes, stored_rows, write_votes_
+from arb_ternary.backends.vote_storage import opened
 from arb_ternary.counters.hashing import uniform
 
 __all__ = [
@@ -125,13 +125,21 @@ def _subtract_saturating_(accumulator: Tensor, amount: Tensor, low: int = -128, 
     accumulator.copy_((accumulator.to(torch.int16) - amount).clamp_(low, high))
 
 
-def _vote_(g_NK: Tensor, packed: Tensor, votes_NK: Tensor, exponent_votes: Tensor | None, shape: WeightShape) -> None:
-    """Cast the votes of one gradient tile (rows of the weight) into int8 accumulators."""
-    s_NK = torch.sign(g_NK).to(torch.int8)
-    if exponent_votes is not None:
-        score_NJ = group_score(s_NK * unpack_trits(packed, shape.in_features), shape)
-        _subtract_saturating_(exponent_votes, torch.sign(score_NJ))
-    _subtract_saturating_(votes_NK, s_NK, shape.smallest_vote, shape.largest_vote)
+def _cast_(rows: slice | Tensor, gradient_nK: Tensor, scale: Tensor | None, state: VoteState) -> None:
+    """Cast the votes of the gradient of some rows of the weight, and add its statistics."""
+    shape, stats = state.shape, state.stats
+    g_nK, row_squares, column_squares = _examine(gradient_nK, stats, 1.0 if scale is None else scale.square())
+    stats[1 : 1 + shape.out_features][rows] += row_squares
+    stats[1 + shape.out_features :] += column_squares
+    s_nK = torch.sign(g_nK).to(torch.int8)
+    with opened(state, rows) as (packed, votes_nK, exponent_votes):
+        if exponent_votes is not None or state.correlation is not None:
+            score_nJ = group_score(s_nK * unpack_trits(packed, shape.in_features), shape)
+            if exponent_votes is not None:
+                _subtract_saturating_(exponent_votes, torch.sign(score_nJ))
+            if state.correlation is not None and state.steps is not None and isinstance(rows, Tensor):
+                count_correlation_(state.correlation, state.steps, rows, score_nJ)
+        _subtract_saturating_(votes_nK, s_nK, shape.smallest_vote, shape.largest_vote)
 
 
 def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
@@ -146,19 +154,8 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
         state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
-    shape, stats, exponent_votes = state.shape, state.stats, state.exponent_votes
-    factor = scale.square() if scale is not None else 1.0
-    stored = stored_rows(state.votes, shape)
-    row_squares = stats[1 : 1 + shape.out_features]
-    column_squares = stats[1 + shape.out_features :]
-    for tile, product in gradient_tiles(grad_MN, x_MK, shape):
-        g_NK, tile_rows, tile_columns = _examine(product, stats, factor)
-        row_squares[tile] += tile_rows
-        column_squares += tile_columns
-        exponents = None if exponent_votes is None else exponent_votes[tile]
-        votes_NK = open_votes(stored[tile], shape)
-        _vote_(g_NK, state.weight[tile], votes_NK, exponents, shape)
-        write_votes_(stored[tile], votes_NK, shape)
+    for tile, product in gradient_tiles(grad_MN, x_MK, state.shape):
+        _cast_(tile, product, scale, state)
 
 
 def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
@@ -173,28 +170,9 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
         scale: float32 scalar, the power of two of an int8 gradient.
         state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
-    if ids_M.numel() == 0:
-        return
-    shape, stats, exponent_votes = state.shape, state.stats, state.exponent_votes
-    rows_U, g_UK = summed_rows(ids_M, grad_MK)
-    factor = scale.square() if scale is not None else 1.0
-    g_UK, row_squares, column_squares = _examine(g_UK, stats, factor)
-    stats[1 : 1 + shape.out_features].index_add_(0, rows_U, row_squares)
-    stats[1 + shape.out_features :] += column_squares
-
-    packed_U = state.weight.index_select(0, rows_U)
-    stored = stored_rows(state.votes, shape)
-    stored_U = stored.index_select(0, rows_U)
-    votes_U = open_votes(stored_U, shape)
-    exponents_U = None if exponent_votes is None else exponent_votes.index_select(0, rows_U)
-    if state.correlation is not None and state.steps is not None:
-        score_UJ = group_score(torch.sign(g_UK).to(torch.int8) * unpack_trits(packed_U, shape.in_features), shape)
-        count_correlation_(state.correlation, state.steps, rows_U, score_UJ)
-    _vote_(g_UK, packed_U, votes_U, exponents_U, shape)
-    write_votes_(stored_U, votes_U, shape)
-    stored.index_copy_(0, rows_U, stored_U)
-    if exponent_votes is not None and exponents_U is not None:
-        exponent_votes.index_copy_(0, rows_U, exponents_U)
+    if ids_M.numel():
+        rows_U, g_UK = summed_rows(ids_M, grad_MK)
+        _cast_(rows_U, g_UK, scale, state)
 
 
 def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor) -> None:
@@ -248,20 +226,18 @@ def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
     Returns:
         int64 scalar: trits that changed.
     """
-    shape, packed = state.shape, state.weight
-    stored = stored_rows(state.votes, shape)
-    flips = torch.zeros((), dtype=torch.int64, device=packed.device)
+    shape = state.shape
+    flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
     for tile in row_tiles(shape):
-        votes_NK = open_votes(stored[tile], shape)
-        if votes_NK.numel() and has_crossings(votes_NK, threshold):
-            crossed = crossings(votes_NK, threshold)
-            before = unpack_trits(packed[tile], shape.in_features)
-            after = (before + crossed).clamp_(-1, 1)
-            flips += torch.count_nonzero(after - before)
-            packed[tile] = pack_trits(after)
-            clear_(votes_NK, crossed)
-        _leak_(votes_NK, leak)
-        write_votes_(stored[tile], votes_NK, shape)
+        with opened(state, tile) as (packed, votes_nK, _):
+            if votes_nK.numel() and has_crossings(votes_nK, threshold):
+                crossed = crossings(votes_nK, threshold)
+                before = unpack_trits(packed, shape.in_features)
+                after = (before + crossed).clamp_(-1, 1)
+                flips += torch.count_nonzero(after - before)
+                packed.copy_(pack_trits(after))
+                clear_(votes_nK, crossed)
+            _leak_(votes_nK, leak)
     return flips
 
 

@@ -6,13 +6,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from arb_ternary.backends.layout import pack_trits, packed_columns, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.vote_state import VoteState
 
-__all__ = ["open_votes", "pack_votes", "row_bytes", "stored_rows", "unpack_votes", "write_votes_"]
+__all__ = ["opened", "pack_votes", "row_bytes", "unpack_votes"]
 
 
 def _pack_nibbles(votes_NK: Tensor) -> Tensor:
@@ -48,8 +52,8 @@ def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     """The backend's layout of votes to int8 ``[N, K]``, memory of its own."""
-    stored = stored_rows(votes, shape)
-    return stored.clone() if shape.vote_bits == 8 else open_votes(stored, shape)
+    stored = votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
+    return stored.clone() if shape.vote_bits == 8 else _open(stored, shape)
 
 
 def row_bytes(columns: int, bits: int) -> int:
@@ -57,19 +61,29 @@ def row_bytes(columns: int, bits: int) -> int:
     return {8: columns, 4: -(-columns // 2), 2: packed_columns(columns)}[bits]
 
 
-def stored_rows(votes: Tensor, shape: WeightShape) -> Tensor:
-    """The stored accumulators as a matrix with one row a row of the weight; no copy."""
-    return votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
-
-
-def open_votes(stored: Tensor, shape: WeightShape) -> Tensor:
-    """Some rows of :func:`stored_rows` as int8 ``[n, K]``: with 8 bits these rows themselves, else a copy."""
+def _open(stored: Tensor, shape: WeightShape) -> Tensor:
+    """Some stored rows as int8 ``[n, K]``: with 8 bits these rows themselves, else a copy."""
     if shape.vote_bits == 4:
         return _unpack_nibbles(stored, shape.in_features)
     return unpack_trits(stored, shape.in_features) if shape.vote_bits == 2 else stored
 
 
-def write_votes_(stored: Tensor, votes_nK: Tensor, shape: WeightShape) -> None:
-    """Store what :func:`open_votes` gave and the caller has changed in place."""
+@contextmanager
+def opened(state: VoteState, rows: slice | Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Some rows of a state: packed weight, votes as int8 ``[n, K]``, votes of exponents.
+
+    Both kinds of votes are to be changed in place, and are stored when the context is left. Rows are a slice, or int64
+    and distinct.
+    """
+    shape = state.shape
+    stored = state.votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
+    some, learned = stored[rows], state.exponent_votes
+    exponents = None if learned is None else learned[rows]
+    votes = _open(some, shape)
+    yield state.weight[rows], votes, exponents
     if shape.vote_bits != 8:
-        stored.copy_(pack_votes(votes_nK, shape.vote_bits))
+        some.copy_(pack_votes(votes, shape.vote_bits))
+    if isinstance(rows, Tensor):
+        stored[rows] = some
+        if learned is not None and exponents is not None:
+            learned[rows] = exponents

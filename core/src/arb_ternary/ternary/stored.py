@@ -38,11 +38,7 @@ class StoredWeights(Protocol):
 
 def stored_modules(model: nn.Module) -> list[tuple[str, StoredWeights]]:
     """Name and module of everything in ``model`` that has ``stored_weights``, each once."""
-    return [
-        (name, cast("StoredWeights", module))
-        for name, module in model.named_modules()
-        if is_stored(module)
-    ]
+    return [(name, cast("StoredWeights", module)) for name, module in model.named_modules() if is_stored(module)]
 
 
 def is_stored(module: nn.Module) -> bool:
