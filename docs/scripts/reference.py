@@ -133,7 +133,7 @@ def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     from arb_ternary.config.fields import config_fields, shape_of
 
     for field in config_fields(cls):
-        path = f"{prefix}{field.key}"
+        path = f"{prefix}{field.alias}"
         yield path, field
         if shape_of(field.type) == "class":
             yield from options(field.type, f"{path}.")
@@ -141,19 +141,23 @@ def options(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def default_text(field: Any) -> str:
     """The default as a file would spell it."""
+    from arb_ternary.config.fields import default_of, is_required
     from arb_ternary.config.yaml_document import dump_inline
 
-    if field.required:
+    if is_required(field):
         return "required"
-    if attrs.has(field.type) and isinstance(field.default, dict):
+    if attrs.has(field.type) and isinstance(default_of(field), dict):
         return "as below"
-    return f"`{dump_inline(field.default)}`"
+    return f"`{dump_inline(default_of(field))}`"
 
 
 def help_text(field: Any) -> str:
     """The help, and what validators demand."""
-    demands = [text for text in rules(field.attribute.validator) if text not in field.help]
-    return prose(field.help).replace("|", "\\|") + (f" ({'; '.join(demands)})" if demands else "")
+    from arb_ternary.config.options import HELP
+
+    text = field.metadata[HELP]
+    demands = [demand for demand in rules(field.validator) if demand not in text]
+    return prose(text).replace("|", "\\|") + (f" ({'; '.join(demands)})" if demands else "")
 
 
 def commands_page() -> str:

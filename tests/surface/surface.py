@@ -168,11 +168,11 @@ def _keys(cls: type[Any], prefix: str) -> Iterator[str]:
     yaml = _import("arb_ternary.config.yaml_document")
     for field in fields.config_fields(cls):
         if fields.shape_of(field.type) == "class":
-            yield from _keys(field.type, f"{prefix}{field.key}.")
-        elif field.required:
-            yield f"{prefix}{field.key} (required)"
+            yield from _keys(field.type, f"{prefix}{field.alias}.")
+        elif fields.is_required(field):
+            yield f"{prefix}{field.alias} (required)"
         else:
-            yield f"{prefix}{field.key} = {yaml.dump_inline(field.default)}"
+            yield f"{prefix}{field.alias} = {yaml.dump_inline(fields.default_of(field))}"
 
 
 def main() -> None:

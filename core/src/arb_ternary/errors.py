@@ -7,8 +7,9 @@ as an ordinary exception.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "ArbError",
@@ -33,6 +34,8 @@ class ArbError(Exception):
     """
 
     exit_code = 1
+    #: Every single thing that is wrong with a config (``config.errors.Fault``); empty for all other failures.
+    faults: Sequence[Any] = ()
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what)

@@ -11,7 +11,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.config.fields import config_fields, leaves, to_plain
+from arb_ternary.config.fields import config_fields, default_of, is_required, leaves, to_plain
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, dump_yaml, read_yaml
 
@@ -165,5 +165,5 @@ def test_a_default_that_depends_on_other_options_is_not_stated() -> None:
         def _twice(self) -> int:
             return 2 * self.width
 
-    assert [found.default for found in config_fields(Dependent)] == [3, attrs.NOTHING]
-    assert not config_fields(Dependent)[1].required
+    assert [default_of(found) for found in config_fields(Dependent)] == [3, attrs.NOTHING]
+    assert not is_required(config_fields(Dependent)[1])

@@ -8,9 +8,8 @@ from typing import Any
 import arb_config_test_components as components
 import pytest
 
-from arb_ternary.config.errors import ConfigEnvironmentProblem
 from arb_ternary.config.loading import load_as, read_document
-from arb_ternary.errors import ArbError, ConfigError, render
+from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, render
 
 MINIMAL = """\
 data: letters
@@ -195,5 +194,5 @@ def test_any_config_class_can_be_the_top_level_of_a_file(in_tmp: Path, registry:
 
 def test_an_absent_component_in_any_config_class_exits_with_3(in_tmp: Path, registry: Any) -> None:
     Path("wrapper.yaml").write_text("inner: absent\n")
-    with pytest.raises(ConfigEnvironmentProblem):
+    with pytest.raises(EnvironmentProblem):
         load_as(components.Wrapper, "wrapper.yaml", registry=registry)

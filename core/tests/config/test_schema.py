@@ -9,11 +9,11 @@ import arb_config_test_components as components
 import pytest
 from jsonschema import Draft202012Validator
 
-from arb_ternary.config.errors import InvalidConfig
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.schema import json_schema
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
+from arb_ternary.errors import ConfigError
 
 REGISTRY = components.FakeRegistry(
     [spec for spec in components.SPECS if spec.name not in ("reserved", "unresolvable", "odd_type", "no_class")]
@@ -81,7 +81,7 @@ def accepts(data: Any) -> bool:
 def loads(data: Any) -> bool:
     try:
         structure(components.Study, Document(data), REGISTRY)
-    except InvalidConfig:
+    except ConfigError:
         return False
     return True
 

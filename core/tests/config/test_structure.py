@@ -9,10 +9,9 @@ import arb_config_test_components as components
 import pytest
 
 from arb_ternary.config.choice import ModelChoice, OptimizerChoice
-from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
-from arb_ternary.errors import ComponentError, EnvironmentProblem
+from arb_ternary.errors import ComponentError, ConfigError, EnvironmentProblem
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def faults(registry: Any) -> Any:
     """The lines of the error that structuring ``data`` into ``cls`` gives."""
 
     def run(cls: type[Any], data: Any) -> list[str]:
-        with pytest.raises(InvalidConfig) as caught:
+        with pytest.raises(ConfigError) as caught:
             structure(cls, Document(data), registry)
         return [str(fault) for fault in caught.value.faults]
 
@@ -225,7 +224,7 @@ def test_a_choice_that_cannot_be_made_is_explained(faults: Any, data: Any, messa
 
 
 def test_a_component_that_is_not_installed_is_an_environment_problem(registry: Any) -> None:
-    with pytest.raises(ConfigEnvironmentProblem) as caught:
+    with pytest.raises(EnvironmentProblem) as caught:
         structure(OptimizerChoice, Document("absent"), registry)
     assert caught.value.exit_code == 3
     assert str(caught.value) == "optimizer 'absent' is not installed\npip install arb-ternary-absent"

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.config.errors import InvalidConfig
 from arb_ternary.config.yaml_document import dump_inline, dump_yaml, parse_yaml_value, read_yaml
+from arb_ternary.errors import ConfigError
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\u2028\u2029"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
@@ -177,7 +177,7 @@ def test_what_yaml_allows_and_a_config_does_not_is_a_fault_with_its_line(text: s
     ],
 )
 def test_bad_syntax_is_located(text: str, message: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
+    with pytest.raises(ConfigError) as caught:
         read_yaml(text, "demo.yaml")
     assert caught.value.what == message
 

@@ -155,9 +155,9 @@ def _starters() -> list[StarterSpec]:
 
 
 def _faults(error: ArbError) -> list[dict[str, str]]:
-    from arb_ternary.config.errors import ConfigEnvironmentProblem, InvalidConfig, show_path
+    from arb_ternary.config.errors import show_path
 
-    if not isinstance(error, InvalidConfig | ConfigEnvironmentProblem):
+    if not error.faults:
         return [{"where": "", "path": "", "message": error.what, "hint": error.hint}]
     return [
         {"where": str(each.origin), "path": show_path(each.path), "message": each.message, "hint": each.hint}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 from attrs import frozen
@@ -45,11 +44,15 @@ class Choice(Generic[S]):
         return load_target(f"{self.kind} '{self.name}':", self.spec.target)(self.options, *args)
 
 
-@cache
+_classes: dict[type, type[Choice[Any]]] = {}
+
+
 def choice_of(spec: type[Spec]) -> type[Choice[Any]]:
     """``Choice[spec]``, for a kind that is known at run time only."""
-    facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
-    return type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
+    if spec not in _classes:
+        facts = {"kind": spec.kind, "noun": spec.noun, "__module__": __name__, "__slots__": ()}
+        _classes[spec] = type(f"{spec.__name__.removesuffix('Spec')}Choice", (Choice,), facts)
+    return _classes[spec]
 
 
 DataChoice = Choice[DataSpec]

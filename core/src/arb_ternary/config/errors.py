@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal, NoReturn, TypeAlias
 
 from attrs import evolve, frozen
 
-from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem
+from arb_ternary.errors import ConfigError, EnvironmentProblem
 
-__all__ = [
-    "DEFAULT",
-    "ConfigEnvironmentProblem",
-    "Fault",
-    "Faulty",
-    "InvalidConfig",
-    "Origin",
-    "Path",
-    "find_origin",
-    "parse_path",
-    "raise_faults",
-    "show_path",
-]
+__all__ = ["Fault", "Faulty", "Origin", "Path", "find_origin", "parse_path", "raise_faults", "show_path"]
 
 #: Keys and list indices from the root of a config to a value.
 Path: TypeAlias = tuple[str | int, ...]
@@ -48,9 +36,6 @@ class Origin:
 
     def __str__(self) -> str:
         return self.text
-
-
-DEFAULT = Origin("default", "default")
 
 
 def show_path(path: Path) -> str:
@@ -81,7 +66,6 @@ class Fault:
         path: from the root of the config.
         message: what, without the path.
         hint: what to do about it, when the message does not say.
-        also: paths whose location the message ends with, for a contradiction between two places.
         origin: overrides the location that ``path`` implies.
         environment: the config may be right; something that it names is not installed or failed to load.
         unknown_component: a component's name is not registered.
@@ -90,7 +74,6 @@ class Fault:
     path: Path
     message: str
     hint: str = ""
-    also: tuple[Path, ...] = ()
     origin: Origin | None = None
     environment: bool = False
     unknown_component: bool = False
@@ -99,11 +82,8 @@ class Fault:
         return ": ".join(part for part in (str(self.origin or ""), show_path(self.path), self.message) if part)
 
     def located(self, origins: Mapping[Path, Origin], source: str) -> Fault:
-        """The fault with its origin, and with those of ``also`` in its message."""
-        origin = self.origin or find_origin(origins, self.path) or Origin("file", source)
-        others = [str(found) for path in self.also if (found := find_origin(origins, path)) is not None]
-        message = f"{self.message} ({', '.join(others)})" if others else self.message
-        return evolve(self, origin=origin, message=message, also=())
+        """The fault with its origin."""
+        return evolve(self, origin=self.origin or find_origin(origins, self.path) or Origin("file", source))
 
 
 class Faulty(ValueError):
@@ -114,26 +94,12 @@ class Faulty(ValueError):
         self.faults = faults
 
 
-class _WithFaults(ArbError):
-    def __init__(self, what: str, hint: str, faults: Sequence[Fault]) -> None:
-        super().__init__(what, hint)
-        self.faults = tuple(faults)
-
-
-class InvalidConfig(_WithFaults, ConfigError):
-    """A config with faults, one line each."""
-
-
-class ConfigEnvironmentProblem(_WithFaults, EnvironmentProblem):
-    """A config without faults of its own that names what this environment does not have."""
-
-
 def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
     """Raise every fault as one error, in the order of the file's lines, then of the overrides.
 
     Raises:
-        InvalidConfig: one fault at least is the config's own; exit code 2.
-        ConfigEnvironmentProblem: all of them lie in the environment; exit code 3.
+        ConfigError: one fault at least is the config's own.
+        EnvironmentProblem: all of them lie in the environment.
     """
     located = list(dict.fromkeys(fault.located(origins, source) for fault in faults))
     located.sort(key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0))
@@ -141,5 +107,7 @@ def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source
     if len(lines) > 1:
         lines.insert(0, ": ".join(part for part in (source, f"{len(lines)} faults") if part))
     hint = "\n".join(dict.fromkeys(fault.hint for fault in located if fault.hint))
-    error = ConfigEnvironmentProblem if all(fault.environment for fault in located) else InvalidConfig
-    raise error("\n".join(lines), hint, located)
+    in_environment = all(fault.environment for fault in located)
+    error = (EnvironmentProblem if in_environment else ConfigError)("\n".join(lines), hint)
+    error.faults = located
+    raise error

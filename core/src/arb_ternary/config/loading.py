@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
-from arb_ternary.config.errors import DEFAULT, Fault, Faulty, Origin, Path, parse_path, show_path
+from arb_ternary.config.errors import Fault, Faulty, Origin, Path, parse_path, show_path
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, parse_yaml_value, read_yaml
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedConfig", "apply_overrides", "load_as", "read_document", "set_value", "value_origins"]
 
 T = TypeVar("T")
+_DEFAULT = Origin("default", "default")
 
 
 @frozen(eq=False)
@@ -87,7 +88,7 @@ def value_origins(config: Any, document: Document) -> dict[Path, Origin]:
         own = path if path in document.origins or path[-1:] != ("name",) else path[:-1]
         parts = [own, *((*own, index) for index in range(len(value)))] if isinstance(value, list) else [own]
         found = dict.fromkeys(document.origins[part] for part in parts if part in document.origins)
-        origins[path] = max(found, key=lambda origin: (origin.kind == "override", origin.order), default=DEFAULT)
+        origins[path] = max(found, key=lambda origin: (origin.kind == "override", origin.order), default=_DEFAULT)
     return origins
 
 

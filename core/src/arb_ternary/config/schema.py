@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 
-from arb_ternary.config.fields import ConfigField, config_fields, shape_of
-from arb_ternary.config.options import Rule
+from arb_ternary.config.fields import config_fields, default_of, is_required, shape_of
+from arb_ternary.config.options import HELP, Rule
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.config.yaml_document import dump_inline
 from arb_ternary.errors import ArbError
@@ -54,19 +54,19 @@ class _Builder:
         return {
             "type": "object",
             **({"description": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
-            "properties": {field.key: self.option(field) for field in fields},
-            "required": [field.key for field in fields if field.required],
+            "properties": {field.alias: self.option(field) for field in fields},
+            "required": [field.alias for field in fields if is_required(field)],
             "additionalProperties": False,
         }
 
-    def option(self, field: ConfigField) -> dict[str, Any]:
+    def option(self, field: attrs.Attribute[Any]) -> dict[str, Any]:
         schema = {**self.type(field.type)}
-        if rules := _rules(field.attribute.validator):
+        if rules := _rules(field.validator):
             schema["allOf"] = rules
-        if field.help:
-            schema["description"] = field.help
-        if field.default is not attrs.NOTHING:
-            schema["default"] = field.default
+        if text := field.metadata.get(HELP):
+            schema["description"] = text
+        if (default := default_of(field)) is not attrs.NOTHING:
+            schema["default"] = default
         return schema
 
     def type(self, t: Any) -> dict[str, Any]:
@@ -159,28 +159,30 @@ def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Regis
 
 def _mapping(cls: type[Any] | None, settings: Mapping[str, Any], indent: str, registry: Registry) -> Iterator[str]:
     for field in config_fields(cls) if cls is not None else ():
-        if field.key not in settings:
-            default = "" if field.default is attrs.NOTHING else f" {dump_inline(field.default)}"
-            yield from _lines(f"{indent}# {field.key}:{default}", field.help)
+        key, t, help_text = str(field.alias), field.type, field.metadata.get(HELP, "")
+        if key not in settings:
+            default = default_of(field)
+            shown = "" if default is attrs.NOTHING else f" {dump_inline(default)}"
+            yield from _lines(f"{indent}# {key}:{shown}", help_text)
             continue
-        value, shape = settings[field.key], shape_of(field.type)
-        if shape == "list" and value and shape_of(item_type := get_args(field.type)[0]) == "choice":
-            shape = "components"
-        inline = "" if shape in ("choice", "class", "components") else f" {dump_inline(value)}"
-        yield from _lines(f"{indent}{field.key}:{inline}", field.help)
+        value, shape = settings[key], shape_of(t)
+        item = get_args(t)[0] if shape == "list" else None
+        has_components = bool(value) and shape_of(item) == "choice"
+        inline = "" if has_components or shape in ("choice", "class") else f" {dump_inline(value)}"
+        yield from _lines(f"{indent}{key}:{inline}", help_text)
         if shape == "choice":
-            yield from _component(field.type.kind, value, f"{indent}  ", registry)
+            yield from _component(t, value, f"{indent}  ", registry)
         elif shape == "class":
-            yield from _mapping(field.type, value, f"{indent}  ", registry)
-        elif shape == "components":
-            for item in value:
-                first, *rest = _component(item_type.kind, item, f"{indent}    ", registry)
+            yield from _mapping(t, value, f"{indent}  ", registry)
+        elif has_components:
+            for each in value:
+                first, *rest = _component(item, each, f"{indent}    ", registry)
                 yield from (f"{indent}  - {first.lstrip()}", *rest)
 
 
-def _component(kind: str, value: Any, indent: str, registry: Registry) -> Iterator[str]:
+def _component(t: Any, value: Any, indent: str, registry: Registry) -> Iterator[str]:
     settings = {"name": value} if isinstance(value, str) else value
-    spec = registry.get(kind, settings["name"]).spec
+    spec = registry.get(t.kind, settings["name"]).spec
     yield from _lines(f"{indent}name: {spec.name}", spec.summary)
     yield from _mapping(options_class(spec), settings, indent, registry)
 

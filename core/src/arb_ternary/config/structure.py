@@ -25,7 +25,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.errors import Fault, Faulty, Path, raise_faults
-from arb_ternary.config.fields import config_fields, describe_type, describe_value, shape_of
+from arb_ternary.config.fields import config_fields, default_of, is_required, shape_of
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import Spec, load_target
@@ -33,7 +33,7 @@ from arb_ternary.specs import Spec, load_target
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
-__all__ = ["GIVEN", "options_class", "structure", "structure_with_faults"]
+__all__ = ["GIVEN", "describe_type", "options_class", "structure", "structure_with_faults"]
 
 T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
@@ -44,6 +44,14 @@ GIVEN = "given"
 _RESERVED = frozenset({"name", GIVEN})
 #: What the plain values of a type are, by its shape.
 _WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}
+_PLAIN: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    FilePath: "a path",
+    **dict.fromkeys((None, NoneType), "null"),
+}
 
 
 class _WholeNumberKey(int):
@@ -54,13 +62,12 @@ def structure(cls: type[T], document: Document, registry: Registry) -> T:
     """Structure a whole document into ``cls``.
 
     Raises:
-        InvalidConfig: with every fault, located.
-        ConfigEnvironmentProblem: the only faults are components that are not installed or failed to load.
+        ConfigError: with every fault, located.
+        EnvironmentProblem: the only faults are components that are not installed or failed to load.
     """
     result, faults = structure_with_faults(cls, document, registry)
-    if faults:
+    if faults or result is None:
         raise_faults(faults, document.origins, document.source)
-    assert result is not None
     return result
 
 
@@ -83,7 +90,7 @@ def options_class(spec: Spec) -> type[Any] | None:
     cls = load_target(what, spec.config)
     if not (isinstance(cls, type) and attrs.has(cls)):
         raise ComponentError(f"{what} {spec.config} is not an attrs class")
-    for name in sorted(_RESERVED & {field.key for field in config_fields(cls)}):
+    for name in sorted(_RESERVED & {field.alias for field in config_fields(cls)}):
         reason = f"{what} {spec.config} has an option '{name}', which is reserved"
         raise ComponentError(reason, hint="Give the option another name.")
     return cls
@@ -117,7 +124,7 @@ class _Structurer:
                 hook = self.list_hook(t)
             case "mapping":
                 key, value = get_args(t) or (str, Any)
-                as_dict: Any = dict[_WholeNumberKey if key is int else key, value]  # type: ignore[misc,valid-type]
+                as_dict: Any = dict[_WholeNumberKey if key is int else key, value]  # type: ignore[misc]
                 hook = mapping_structure_factory(as_dict, self.converter)
             case "union":
                 return self.union
@@ -167,22 +174,20 @@ class _Structurer:
     def class_hook(self, cls: type[Any]) -> _Hook:
         """The hook for ``cls``: cattrs' own, with each option checked by itself so that every fault is reported."""
         fields = config_fields(cls)
-        options: Any = {
-            field.attribute.name: override(struct_hook=partial(self.option, cls, field.attribute)) for field in fields
-        }
+        options: Any = {field.name: override(struct_hook=partial(self.option, cls, field)) for field in fields}
         generated = make_dict_structure_fn(
             cls, self.converter, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True, **options
         )
-        chosen = {
-            field.key: field.default for field in fields if shape_of(field.type) == "choice" and not field.required
-        }
-        return lambda value, _: generated({**chosen, **value}, cls)
+        chosen = [field for field in fields if shape_of(field.type) == "choice" and not is_required(field)]
+        defaults = {str(field.alias): default_of(field) for field in chosen}
+        return lambda value, _: generated({**defaults, **value}, cls)
 
     def option(self, cls: type[Any], attribute: attrs.Attribute[Any], value: Any, t: Any) -> Any:
         """An option by its type, then by its validator. Both are asked even if another option is at fault."""
         result = self.converter.structure(value, t)
         if attribute.validator is not None:
-            converted = attribute.converter(result) if attribute.converter is not None else result
+            converter: Any = attribute.converter
+            converted = result if converter is None else converter(result)
             # A validator that looks at other options, which are not there yet, is asked when `cls` is made.
             with suppress(AttributeError):
                 attribute.validator(object.__new__(cls), attribute, converted)
@@ -196,7 +201,7 @@ class _Structurer:
             raise Faulty(Fault((), f"needs the 'name' of the {cls.noun}: {names}"))
         name = written["name"]
         if not isinstance(name, str):
-            raise Faulty(Fault(where, f"must be the name of the {cls.noun}, not {describe_value(name)}"))
+            raise Faulty(Fault(where, f"must be the name of the {cls.noun}, not {_describe_value(name)}"))
         try:
             spec = self.registry.get(cls.kind, name).spec
             config = options_class(spec)
@@ -233,7 +238,7 @@ def _scalar(value: Any, t: Any) -> Any:
 
 
 def _mismatch(value: Any, t: Any) -> Faulty:
-    message = f"must be {describe_type(t)}, not {describe_value(value)}"
+    message = f"must be {describe_type(t)}, not {_describe_value(value)}"
     if isinstance(value, str):
         arms = get_args(t) if shape_of(t) == "union" else (t,)
         literals = [x for arm in arms if shape_of(arm) == "literal" for x in get_args(arm) if isinstance(x, str)]
@@ -242,42 +247,70 @@ def _mismatch(value: Any, t: Any) -> Faulty:
     return Faulty(Fault((), message))
 
 
-def _faults(error: Exception, path: Path) -> Iterator[Fault]:
-    """The faults in what structuring raised; an exception that is no fault of the config is raised again."""
+def describe_type(t: Any) -> str:
+    """A type in words that complete "must be ..."."""
+    match shape_of(t):
+        case "literal":
+            return _either(
+                [f"'{value}'" if isinstance(value, str) else _describe_value(value) for value in get_args(t)]
+            )
+        case "union":
+            return _either([describe_type(arm) for arm in get_args(t)])
+        case "list":
+            return "a list"
+        case "choice":
+            article = "an" if t.noun[0] in "aeiou" else "a"
+            return f"the name of {article} {t.noun}, or a mapping with its name and options"
+    return _PLAIN.get(t, "a mapping")
+
+
+def _describe_value(value: Any) -> str:
+    """A value in words that complete "not ..."."""
+    if isinstance(value, str):
+        return f"{value!r} (text)"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _either(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterator[Fault]:
+    """The faults in what structuring raised at ``path``; an exception that is no fault of the config is raised again.
+
+    What an instance as a whole fails for is located at the one of its ``keys`` that the message begins with.
+    """
     if isinstance(error, ClassValidationError):
-        keys = {field.attribute.name: field.key for field in config_fields(error.cl)}
+        aliases = {field.name: field.alias or "" for field in config_fields(error.cl)}
         noted, whole = error.group_exceptions()
         for inner in whole:
-            yield from _class_faults(inner, path, keys.values())
+            yield from _faults(inner, path, aliases.values())
         for inner, note in noted:
-            yield from _faults(inner, (*path, keys[note.name]))
+            yield from _faults(inner, (*path, aliases[note.name]))
     elif isinstance(error, IterableValidationError):
         for inner, place in error.group_exceptions()[0]:
             yield from _faults(inner, (*path, place.index))
+    elif isinstance(error, ForbiddenExtraKeysError):
+        for key in sorted(error.extra_fields, key=str):
+            close = nearest(str(key), keys)
+            advice = f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
+            yield Fault((*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice))
     elif isinstance(error, Faulty):
         yield from (attrs.evolve(fault, path=(*path, *fault.path)) for fault in error.faults)
     elif isinstance(error, KeyError) and error.args == path[-1:]:
         yield Fault(path, "is required")
     elif isinstance(error, ValueError | TypeError | ArbError) and not isinstance(error, ComponentError):
-        yield Fault(path, _message(error, path))
+        message = error.what if isinstance(error, ArbError) else str(error.args[0] if error.args else error)
+        name = re.match(r"(['\"]?)(\w+)\1(:? |:)", message)
+        if name is not None and name[2] in keys:
+            path = (*path, name[2])
+        # The path says the name already.
+        yield Fault(path, message[name.end() :] if name is not None and path[-1:] == (name[2],) else message)
     else:
         raise error
-
-
-def _class_faults(error: Exception, path: Path, keys: Collection[str]) -> Iterator[Fault]:
-    """Unknown keys, or what an instance as a whole fails for: located at the option that its message begins with."""
-    if isinstance(error, ForbiddenExtraKeysError):
-        for key in sorted(error.extra_fields, key=str):
-            close = nearest(str(key), keys)
-            advice = f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
-            yield Fault((*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice))
-        return
-    match = re.match(r"(['\"]?)(\w+)\1(?=[: ])", _message(error, ()))
-    yield from _faults(error, (*path, match[2]) if match is not None and match[2] in keys else path)
-
-
-def _message(error: Exception, path: Path) -> str:
-    """The message of a validator, without the name of the option, which the path says already."""
-    message = error.what if isinstance(error, ArbError) else str(error.args[0] if error.args else error)
-    key = path[-1] if path else ""
-    return re.sub(rf"^(['\"]?){re.escape(key)}\1:? ", "", message) if key and isinstance(key, str) else message

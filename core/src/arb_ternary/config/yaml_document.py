@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from attrs import field, frozen
@@ -18,30 +18,30 @@ from arb_ternary.config.errors import Fault, Faulty, Origin, Path, raise_faults
 __all__ = ["Document", "dump_inline", "dump_yaml", "parse_yaml_value", "read_yaml"]
 
 _TAG = "tag:yaml.org,2002:"
-_PATTERNS = {
-    "null": re.compile(r"(~|null|Null|NULL|)\Z"),
-    "bool": re.compile(r"(true|True|TRUE|false|False|FALSE)\Z"),
-    "int": re.compile(r"([-+]?[0-9][0-9_]*|0o[0-7][0-7_]*|0x[0-9a-fA-F][0-9a-fA-F_]*)\Z"),
-    "float": re.compile(
-        r"([-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
+_MERGE = f"{_TAG}merge"
+_FLOAT = r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+#: How a scalar of each tag is written, and the value of such a text without its underscores. The first match counts.
+_SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9][0-9_]*|0o[0-7][0-7_]*|0x[0-9a-fA-F][0-9a-fA-F_]*",
+        lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
     ),
-    "merge": re.compile(r"<<\Z"),
-}
-#: What a scalar that matches its pattern means, without its underscores.
-_VALUES: Mapping[str, Callable[[str], Any]] = {
-    "null": lambda text: None,
-    "bool": lambda text: text.lower() == "true",
-    "int": lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
-    "float": lambda text: float(re.sub(r"\.(?=[in])", "", text.lower())),
+    "float": (_FLOAT, lambda text: float(re.sub(r"\.(?=[in])", "", text.lower()))),
 }
 
 
 class _Loader(yaml.SafeLoader):
     """Composes nodes; :class:`_Reader` makes values of them."""
 
-    #: The patterns, in their order, for text that begins with any letter (None).
-    yaml_implicit_resolvers = {None: [(_TAG + kind, pattern) for kind, pattern in _PATTERNS.items()]}  # noqa: RUF012
+    #: For text that begins with any letter (None).
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        None: [
+            *((_TAG + tag, re.compile(rf"({pattern})\Z")) for tag, (pattern, _) in _SCALARS.items()),
+            (_MERGE, re.compile(r"<<\Z")),
+        ]
+    }
 
 
 class _Dumper(yaml.SafeDumper):
@@ -74,7 +74,7 @@ def read_yaml(text: str, source: str) -> Document:
     """Read one YAML document.
 
     Raises:
-        InvalidConfig: ``text`` is not YAML.
+        ConfigError: ``text`` is not YAML.
     """
     try:
         return _read(text, source)
@@ -128,6 +128,10 @@ def _line(source: str, mark: Any) -> Origin:
     return Origin("file", f"{source}:{mark.line + 1}", mark.line + 1)
 
 
+#: The nodes of key and value by key.
+_Entries: TypeAlias = dict[str | int, tuple[yaml.Node, yaml.Node]]
+
+
 class _Reader:
     """Turns nodes into plain values, and notes the line of each and what a config may not have."""
 
@@ -149,23 +153,19 @@ class _Reader:
             return self.fault(node, path, "an alias to a value that contains it")
         if is_list:
             return [self.value(item, (*path, index), (*above, node)) for index, item in enumerate(node.value)]
-        result: dict[str | int, Any] = {}
-        for key, (key_node, value_node) in self.entries(node, path, (*above, node)).items():
-            self.origins[(*path, key)] = _line(self.source, key_node.start_mark)
-            result[key] = self.value(value_node, (*path, key), (*above, node))
-        return result
+        entries = self.entries(node, path, (*above, node))
+        self.origins.update({(*path, key): _line(self.source, each.start_mark) for key, (each, _) in entries.items()})
+        return {key: self.value(each, (*path, key), (*above, node)) for key, (_, each) in entries.items()}
 
-    def entries(
-        self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]
-    ) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
+    def entries(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> _Entries:
         """The nodes of keys and values. Keys that are written out win over merged ones, earlier merges over later."""
-        found: dict[str | int, tuple[yaml.Node, yaml.Node]] = {}
+        found: _Entries = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            if key_node.tag == f"{_TAG}merge":
+            if key_node.tag == _MERGE:
                 merged.extend(value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node])
                 continue
-            key = self.scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
+            key: Any = self.scalar(key_node, path) if isinstance(key_node, yaml.ScalarNode) else None
             if type(key) not in (str, int):
                 self.fault(key_node, path, "a key must be text or a whole number")
             elif key in found:
@@ -183,14 +183,15 @@ class _Reader:
         return found
 
     def scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
-        kind = node.tag.removeprefix(_TAG)
-        if kind == "str":
+        tag = node.tag.removeprefix(_TAG)
+        if tag == "str":
             return node.value
-        if kind not in _VALUES:
+        if tag not in _SCALARS:
             return self.fault(node, path, f"the tag {node.tag} is not allowed")
-        if not _PATTERNS[kind].match(node.value):
-            return self.fault(node, path, f"{node.value!r} is not what its tag !!{kind} says")
-        return _VALUES[kind](node.value.replace("_", ""))
+        pattern, value_of = _SCALARS[tag]
+        if re.fullmatch(pattern, node.value) is None:
+            return self.fault(node, path, f"{node.value!r} is not what its tag !!{tag} says")
+        return value_of(node.value.replace("_", ""))
 
     def fault(self, node: yaml.Node, path: Path, message: str) -> Any:
         """Note a fault; the value is None."""

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 from attrs import evolve
 
-from arb_ternary.config.errors import InvalidConfig
-from arb_ternary.errors import ComponentError, UsageProblem
+from arb_ternary.errors import ComponentError, ConfigError, UsageProblem
 from arb_ternary.plugins.manager import manager
 from arb_ternary_bench.quality.protocol import TRIALS, Recipe, rate_for
 from arb_ternary_bench.quality.sizes import SIZES, STEP_TOKENS
@@ -105,7 +104,7 @@ def test_a_recipe_cannot_change_what_must_be_equal(register, section, float_reci
 
 def test_a_mistake_in_a_recipe_is_a_config_error_that_names_it(register, float_recipe):
     register(one=lambda steps: float_recipe(min_rat=0.1))
-    with pytest.raises(InvalidConfig, match=r"recipe 'one', tuning-one-0.*min_rat.*(?s:.*)min_rate"):
+    with pytest.raises(ConfigError, match=r"recipe 'one', tuning-one-0.*min_rat.*(?s:.*)min_rate"):
         tuning_trials(TINY, ["one"], STEP_TOKENS)
 
 

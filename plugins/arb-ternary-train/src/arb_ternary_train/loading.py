@@ -51,10 +51,11 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     """Structure the document of a run, check its requirements, and apply ``exact``.
 
     Raises:
-        InvalidConfig, ConfigEnvironmentProblem: as :func:`load_config`.
+        ConfigError, EnvironmentProblem: as :func:`load_config`.
     """
     config, faults = structure_with_faults(RunConfig, document, registry)
-    faults.extend(contradictions(document.data))
+    exact = find_origin(document.origins, ("exact",))
+    faults.extend(contradictions(document.data, exact))
     unmet = unmet_requirements(_texts(document, "requires"))
     if unmet and all(fault.environment or fault.unknown_component for fault in faults):
         # A component that is not there is then only what follows from the missing distribution.
@@ -62,11 +63,11 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     if faults or unmet or config is None:
         raise_faults([*faults, *unmet], document.origins, document.source)
     try:
-        resolved = make_exact(config)
+        resolved = make_exact(config, exact)
     except Faulty as error:
         raise_faults(error.faults, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
-    derived = Origin("derived", f"exact ({find_origin(document.origins, ('exact',))})")
+    derived = Origin("derived", f"exact ({exact})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}
     phases = ", ".join(phase.name for phase in resolved.phases)
     summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from arb_ternary.config.fields import config_fields, describe_type, shape_of
-from arb_ternary.config.structure import options_class
+from arb_ternary.config.fields import config_fields, shape_of
+from arb_ternary.config.options import HELP
+from arb_ternary.config.structure import describe_type, options_class
 from arb_ternary.plugins.manager import manager
 from arb_ternary_train.config import RunConfig
 
@@ -33,10 +34,10 @@ def _config_classes() -> Iterator[type[Any]]:
 
 def test_every_option_of_every_installed_component_has_help_on_one_line() -> None:
     without = [
-        f"{cls.__module__}.{cls.__qualname__}.{field.key}"
+        f"{cls.__module__}.{cls.__qualname__}.{field.alias}"
         for cls in _config_classes()
         for field in config_fields(cls)
-        if not field.help or "\n" in field.help
+        if not (text := field.metadata.get(HELP)) or "\n" in text
     ]
     assert without == []
 
