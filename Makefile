@@ -11,7 +11,7 @@ NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
 RESULTS := plugins/arb-ternary-bench/results
 
-.PHONY: demo test test-alone lint docs generate bench gpu gpu-compile sanitize clean
+.PHONY: demo test test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
@@ -62,6 +62,17 @@ gpu-compile: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not interpreted" \
 	  backends/arb-ternary-triton/tests/test_shapes.py backends/arb-ternary-triton/tests/test_compiling.py \
 	  backends/arb-ternary-tilelang/tests/test_compiled.py
+
+# On a machine with a GPU, torch and Triton 3.6 or newer and no network: WHEELS is a folder with the wheels that it lacks,
+# hatchling among them. PARTS is some of: facts tests bytes bench; each takes less than ten minutes.
+SITE := build/gpu-site
+gpu-offline:
+	test -d "$(WHEELS)" || { echo "make gpu-offline WHEELS=DIR [PARTS=...]"; exit 2; }
+	rm -rf $(SITE)
+	$(OFFLINE) $(WHEELS)/*.whl
+	PYTHONPATH=$(abspath $(SITE)) $(OFFLINE) --no-build-isolation ./core $(wildcard ./plugins/*) ./backends/arb-ternary-triton
+	PYTHONPATH=$(abspath $(SITE)) $(PYTHON) tests/gpu/parts.py $(PARTS)
+OFFLINE = $(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(SITE)
 
 # The native kernels and their tests with AddressSanitizer and UndefinedBehaviorSanitizer, and random arguments.
 sanitize: $(VENV)/dev
