@@ -10,7 +10,7 @@ import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary.plugins.missing import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
@@ -38,7 +38,10 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
     """Write a starter config to PATH (arb.yaml), with every option explained."""
     from arb_ternary.config.schema import starter_config
 
-    starters = _starters()
+    found: list[Any] = [registered.spec for registered in manager().registry.all("starter")]
+    if not found:
+        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
+    starters: list[StarterSpec] = sorted(found, key=lambda spec: (-spec.priority, spec.name))
     summaries = {spec.name: spec.summary for spec in starters}
     if list_templates:
         if as_json:
@@ -78,12 +81,15 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
 @as_json
 def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check the config in PATH; list everything that is wrong with it."""
+    from arb_ternary.config.errors import Fault
+
     try:
         loaded = _load(document, path, overrides)
     except (ConfigError, EnvironmentProblem) as error:
         if not as_json:
             raise
-        print_json({"path": str(path), "valid": False, "faults": _faults(error)})
+        faults = [fault.to_json() for fault in error.faults or [Fault((), error.what, error.hint)]]
+        print_json({"path": str(path), "valid": False, "faults": faults})
         click.get_current_context().exit(error.exit_code)
     if as_json:
         print_json({"path": str(path), "valid": True, "faults": []})
@@ -144,22 +150,3 @@ def _load(document: str | None, path: Path, overrides: tuple[str, ...]) -> Loade
     spec = _document_called(document)
     loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
     return loaded
-
-
-def _starters() -> list[StarterSpec]:
-    """The installed ones, the default first."""
-    found: list[Any] = [registered.spec for registered in manager().registry.all("starter")]
-    if not found:
-        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
-    return sorted(found, key=lambda spec: (-spec.priority, spec.name))
-
-
-def _faults(error: ArbError) -> list[dict[str, str]]:
-    from arb_ternary.config.errors import show_path
-
-    if not error.faults:
-        return [{"where": "", "path": "", "message": error.what, "hint": error.hint}]
-    return [
-        {"where": str(each.origin), "path": show_path(each.path), "message": each.message, "hint": each.hint}
-        for each in error.faults
-    ]

@@ -21,11 +21,8 @@ class Choice(Generic[S]):
     have fields of such a type, or lists of it: components nest to any depth.
 
     Attributes:
-        kind, noun: class attributes: those of the spec's class.
-        name: the component's name.
         options: instance of the spec's config class; None for a component without options.
         given: the options that the user wrote, as opposed to those that are there by default.
-        spec: what the plugin registered.
     """
 
     kind: ClassVar[str] = "component"

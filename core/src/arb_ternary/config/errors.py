@@ -63,8 +63,6 @@ class Fault:
     """One thing that is wrong; as text, ``where: path: message`` without the parts that are unknown.
 
     Attributes:
-        path: from the root of the config.
-        message: what, without the path.
         hint: what to do about it, when the message does not say.
         origin: overrides the location that ``path`` implies.
         environment: the config may be right; something that it names is not installed or failed to load.
@@ -81,9 +79,10 @@ class Fault:
     def __str__(self) -> str:
         return ": ".join(part for part in (str(self.origin or ""), show_path(self.path), self.message) if part)
 
-    def located(self, origins: Mapping[Path, Origin], source: str) -> Fault:
-        """The fault with its origin."""
-        return evolve(self, origin=self.origin or find_origin(origins, self.path) or Origin("file", source))
+    def to_json(self) -> dict[str, str]:
+        """The fault as a JSON object."""
+        where, path = str(self.origin or ""), show_path(self.path)
+        return {"where": where, "path": path, "message": self.message, "hint": self.hint}
 
 
 class Faulty(ValueError):
@@ -95,14 +94,13 @@ class Faulty(ValueError):
 
 
 def raise_faults(faults: Iterable[Fault], origins: Mapping[Path, Origin], source: str) -> NoReturn:
-    """Raise every fault as one error, in the order of the file's lines, then of the overrides.
-
-    Raises:
-        ConfigError: one fault at least is the config's own.
-        EnvironmentProblem: all of them lie in the environment.
-    """
-    located = list(dict.fromkeys(fault.located(origins, source) for fault in faults))
-    located.sort(key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0))
+    """Raise every fault as one ConfigError, in the order of lines; as an EnvironmentProblem when all lie there."""
+    whole = Origin("file", source)
+    placed = (evolve(each, origin=each.origin or find_origin(origins, each.path) or whole) for each in faults)
+    located = sorted(
+        dict.fromkeys(placed),
+        key=lambda fault: (_ORDER.index(fault.origin.kind), fault.origin.order) if fault.origin else (0, 0),
+    )
     lines = [str(fault) for fault in located]
     if len(lines) > 1:
         lines.insert(0, ": ".join(part for part in (source, f"{len(lines)} faults") if part))

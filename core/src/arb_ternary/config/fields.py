@@ -26,11 +26,7 @@ _SHAPES: Mapping[Any, str] = {
 
 
 def config_fields(cls: type[Any]) -> tuple[attrs.Attribute[Any], ...]:
-    """The options of ``cls``, in the order of its definition, with their types resolved; ``alias`` is an option's key.
-
-    Raises:
-        ComponentError: an annotation does not resolve at run time.
-    """
+    """The options of ``cls``, in the order of its definition, with types resolved; ``alias`` is an option's key."""
     try:
         attrs.resolve_types(cls, include_extras=False)
     except (NameError, AttributeError) as error:
@@ -60,10 +56,7 @@ def default_of(option: attrs.Attribute[Any]) -> Any:
 def to_plain(config: Any, *, given: bool = True) -> Any:
     """Nested dicts and lists that structure into an object equal to ``config``, every default written out.
 
-    Args:
-        config: an instance of a config class, or any value inside one.
-        given: note with each component which options the user wrote (key ``given``). Without it the result is shorter,
-            and reads back as if the user had written every option.
+    With ``given``, each component notes which options the user wrote; without, it reads back as if they all were.
     """
     if isinstance(config, Choice):
         if config.options is None:

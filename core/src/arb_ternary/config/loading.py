@@ -31,7 +31,6 @@ class LoadedConfig(Generic[T]):
     """A config and where it came from.
 
     Attributes:
-        config: the structured config.
         raw: the plain values that it was made from, after overrides.
         origins: where each value of ``to_plain(config)`` came from, by path.
         source: the file, as the user named it.
@@ -52,12 +51,7 @@ class LoadedConfig(Generic[T]):
 def load_as(
     cls: type[T], path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None
 ) -> LoadedConfig[T]:
-    """Load a file whose top level is the config class ``cls``.
-
-    Raises:
-        ConfigError: the file or its content is wrong; every fault is listed.
-        EnvironmentProblem: it names components that are not installed.
-    """
+    """Load a file whose top level is the config class ``cls``; errors are those of :func:`raise_faults`."""
     from arb_ternary.plugins.manager import manager
 
     document = apply_overrides(read_document(path), overrides)
@@ -117,11 +111,7 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
 
 
 def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Document:
-    """A document with ``value`` at ``path``. The data of ``document`` is changed in place, its origins are not.
-
-    Raises:
-        Faulty: the path does not lead anywhere.
-    """
+    """A document with ``value`` at ``path``; Faulty when the path leads nowhere. The data are changed in place."""
     if not isinstance(document.data, dict):
         return document  # structuring reports that the whole is not a mapping
     origins = dict(document.origins)
@@ -160,6 +150,5 @@ def _key_in(holder: Any, part: str | int, path: Path) -> str | int:
 
 
 def _paths_in(value: Any) -> Iterable[Path]:
-    yield ()
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    yield from ((key, *below) for key, item in items for below in _paths_in(item))
+    return [(), *((key, *below) for key, item in items for below in _paths_in(item))]

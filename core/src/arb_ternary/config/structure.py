@@ -59,12 +59,7 @@ class _WholeNumberKey(int):
 
 
 def structure(cls: type[T], document: Document, registry: Registry) -> T:
-    """Structure a whole document into ``cls``.
-
-    Raises:
-        ConfigError: with every fault, located.
-        EnvironmentProblem: the only faults are components that are not installed or failed to load.
-    """
+    """Structure a whole document into ``cls``, or raise its faults as :func:`raise_faults` does."""
     result, faults = structure_with_faults(cls, document, registry)
     if faults or result is None:
         raise_faults(faults, document.origins, document.source)
@@ -80,9 +75,7 @@ def structure_with_faults(cls: type[T], document: Document, registry: Registry) 
 def options_class(spec: Spec) -> type[Any] | None:
     """The config class of a component; None when it takes no options.
 
-    Raises:
-        EnvironmentProblem: its module cannot be imported.
-        ComponentError: it does not exist, is not an attrs class, or has an option with a reserved name.
+    EnvironmentProblem when it cannot be imported, ComponentError when it is no attrs class with options of its own.
     """
     if spec.config is None:
         return None
@@ -90,7 +83,7 @@ def options_class(spec: Spec) -> type[Any] | None:
     cls = load_target(what, spec.config)
     if not (isinstance(cls, type) and attrs.has(cls)):
         raise ComponentError(f"{what} {spec.config} is not an attrs class")
-    for name in sorted(_RESERVED & {field.alias for field in config_fields(cls)}):
+    for name in _RESERVED & {field.alias for field in config_fields(cls)}:
         reason = f"{what} {spec.config} has an option '{name}', which is reserved"
         raise ComponentError(reason, hint="Give the option another name.")
     return cls

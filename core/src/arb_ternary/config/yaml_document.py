@@ -71,35 +71,28 @@ class Document:
 
 
 def read_yaml(text: str, source: str) -> Document:
-    """Read one YAML document.
-
-    Raises:
-        ConfigError: ``text`` is not YAML.
-    """
+    """Read one YAML document; a ConfigError says where ``text`` is not YAML."""
+    reader = _Reader(source)
     try:
-        return _read(text, source)
+        data = reader.read(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         context = getattr(error, "context", None)
         message = f"not valid YAML: {context + ': ' if context else ''}{_problem(error)}"
-        origin = None if mark is None else _line(source, mark)
-        raise_faults([Fault((), message, origin=origin)], {}, source)
+        raise_faults([Fault((), message, origin=None if mark is None else reader.line(mark))], {}, source)
+    return Document(data, source, reader.origins, tuple(reader.faults.values()))
 
 
 def parse_yaml_value(text: str) -> Any:
-    """The value of an override.
-
-    Raises:
-        Faulty: ``text`` is not a YAML value.
-    """
+    """The value of an override; Faulty when ``text`` is not one."""
+    reader = _Reader("")
     try:
-        document = _read(text, "")
-        problems = [fault.message for fault in document.faults]
+        value = reader.read(text)
     except yaml.YAMLError as error:
-        problems = [_problem(error)]
-    if problems:
-        raise Faulty(Fault((), f"the value is not valid YAML: {problems[0]}"))
-    return document.data
+        raise Faulty(Fault((), f"the value is not valid YAML: {_problem(error)}")) from None
+    for fault in reader.faults.values():
+        raise Faulty(Fault((), f"the value is not valid YAML: {fault.message}"))
+    return value
 
 
 def dump_yaml(data: Any) -> str:
@@ -113,19 +106,8 @@ def dump_inline(value: Any) -> str:
     return str(text).removesuffix("...\n").strip()
 
 
-def _read(text: str, source: str) -> Document:
-    reader = _Reader(source)
-    node = yaml.compose(text, Loader=_Loader)
-    data = None if node is None else reader.value(node, (), ())
-    return Document(data, source, reader.origins, tuple(reader.faults.values()))
-
-
 def _problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or str(error).splitlines()[0]
-
-
-def _line(source: str, mark: Any) -> Origin:
-    return Origin("file", f"{source}:{mark.line + 1}", mark.line + 1)
 
 
 #: The nodes of key and value by key.
@@ -141,9 +123,16 @@ class _Reader:
         #: By place and message: however many aliases lead to a fault, it is one.
         self.faults: dict[tuple[Origin, str], Fault] = {}
 
+    def read(self, text: str) -> Any:
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else self.value(node, (), ())
+
+    def line(self, mark: Any) -> Origin:
+        return Origin("file", f"{self.source}:{mark.line + 1}", mark.line + 1)
+
     def value(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> Any:
         """The value of ``node``, which the nodes ``above`` contain."""
-        self.origins.setdefault(path, _line(self.source, node.start_mark))
+        self.origins.setdefault(path, self.line(node.start_mark))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         is_list = isinstance(node, yaml.SequenceNode)
@@ -154,7 +143,7 @@ class _Reader:
         if is_list:
             return [self.value(item, (*path, index), (*above, node)) for index, item in enumerate(node.value)]
         entries = self.entries(node, path, (*above, node))
-        self.origins.update({(*path, key): _line(self.source, each.start_mark) for key, (each, _) in entries.items()})
+        self.origins.update({(*path, key): self.line(each.start_mark) for key, (each, _) in entries.items()})
         return {key: self.value(each, (*path, key), (*above, node)) for key, (_, each) in entries.items()}
 
     def entries(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> _Entries:
@@ -195,6 +184,6 @@ class _Reader:
 
     def fault(self, node: yaml.Node, path: Path, message: str) -> Any:
         """Note a fault; the value is None."""
-        origin = _line(self.source, node.start_mark)
+        origin = self.line(node.start_mark)
         self.faults.setdefault((origin, message), Fault(path, message, origin=origin))
         return None
