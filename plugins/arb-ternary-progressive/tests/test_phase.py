@@ -363,7 +363,7 @@ def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path
     run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend"})
     trained = load_run(run.path)
     report = json.loads(run.result_file.read_text())
-    assert measure(trained)[1].loss == report["validation_loss"]
+    assert measure(trained)[0].loss == report["validation_loss"]
     drawn = list(generate(trained.model, [1, 2, 3], max_new_tokens=40, temperature=0))  # type: ignore[arg-type]
     tokens = torch.tensor([[1, 2, 3, *drawn[:20]]])
     with torch.no_grad():
@@ -379,7 +379,7 @@ def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path
     assert [phase["steps"] for phase in result.phases] == [4, 2, 2]
     again = RunDirectory(folder / "run")
     assert {stack_of(name) for name in changed(again, 6, 8)} >= {"embedding", "blocks.0", "blocks.1", "blocks.2"}
-    assert measure(load_run(again.path))[1].loss == result.validation_loss
+    assert measure(load_run(again.path))[0].loss == result.validation_loss
 
 
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "ternary", "qlora"])
