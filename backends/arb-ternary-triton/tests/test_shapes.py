@@ -94,8 +94,10 @@ def _votes(shape: WeightShape) -> Tensor:
 def _in_our_layout(name: str, value: Any, shape: WeightShape | None) -> Any:
     """An argument for kernels that read and write nothing: a copy, in our layout where that differs."""
     if isinstance(value, VoteState):
-        copied = VoteState(*(each.clone() if isinstance(each, Tensor) else each for each in value))
-        return copied._replace(weight=_weight(value.shape), votes=_votes(value.shape))
+        copies: dict[str, Any] = {
+            field: each.clone() for field, each in value._asdict().items() if isinstance(each, Tensor)
+        }
+        return value._replace(**copies)._replace(weight=_weight(value.shape), votes=_votes(value.shape))
     if not isinstance(value, Tensor):
         return value
     if shape is not None and name in ("packed", "votes"):

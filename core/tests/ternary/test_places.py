@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.backends import reference
+from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary.ternary import module as modules
 
@@ -19,7 +22,7 @@ class _Elsewhere:
 
     def __init__(self) -> None:
         self.reached = False
-        kernels = reference.build().kernels
+        kernels: Any = reference.build().kernels
         turned = {
             "pack": lambda trits: 255 - kernels["pack"](trits),
             "unpack": lambda packed, shape: kernels["unpack"](255 - packed, shape),
@@ -68,9 +71,9 @@ def test_a_module_is_born_in_the_layout_of_torch_and_repacked_where_its_backend_
 def test_nothing_is_computed_where_the_chosen_backend_does_not_serve(elsewhere: _Elsewhere) -> None:
     linear = TernaryLinear(40, 24, backend="elsewhere")
     table = TernaryEmbedding(5, 40, backend="elsewhere")
-    for call in (lambda: linear(torch.zeros(1, 40)), lambda: table(torch.zeros(1, dtype=torch.int64))):
+    for module, given in ((linear, torch.zeros(1, 40)), (table, torch.zeros(1, dtype=torch.int64))):
         with pytest.raises(EnvironmentProblem, match="backend 'elsewhere' cannot compute on cpu"):
-            call()
+            module(given)
     linear.set_backend("torch")
     assert linear(torch.zeros(1, 40)).shape == (1, 24)
 
@@ -82,9 +85,9 @@ def test_the_way_to_another_device_leads_through_the_layout_of_torch(
     module = TernaryLinear(40, 24, backend="elsewhere")
     seen: list[str] = []
     monkeypatch.setattr(modules, "_META", "none")
-    moved = torch.nn.Module._apply
+    moved: Any = torch.nn.Module._apply
 
-    def watched(self: torch.nn.Module, fn: object, recurse: bool = True) -> torch.nn.Module:
+    def watched(self: torch.nn.Module, fn: object, recurse: bool = True) -> Any:
         seen.append(module.backend)
         monkeypatch.setattr(modules, "_holder", lambda name, device: "torch")
         return moved(self, fn, recurse)
@@ -100,7 +103,12 @@ def test_a_backend_is_asked_once_whether_it_serves_a_device(monkeypatch: pytest.
     select.reset_backends()
     asked: list[str] = []
     probe = select._probe_named
-    monkeypatch.setattr(select, "_probe_named", lambda name, device: asked.append(name) or probe(name, device))
+
+    def counted(name: str, device: str) -> ProbeResult:
+        asked.append(name)
+        return probe(name, device)
+
+    monkeypatch.setattr(select, "_probe_named", counted)
     assert [select.serves("torch", "cpu"), select.serves("torch", "cpu")] == [True, True]
     assert asked == ["torch"]
     select.reset_backends()
