@@ -331,8 +331,10 @@ class _EncodesArrays(Protocol):
 
 def encode_stream(tokenizer: Tokenizer, text: str) -> NDArray[Any]:
     """``text`` as a one-dimensional array of ids in the smallest unsigned dtype that holds the vocabulary."""
-    fast = isinstance(tokenizer, _EncodesArrays)
-    ids = tokenizer.encode_array(text) if fast else np.asarray(tokenizer.encode(text), dtype=np.int64)
+    if isinstance(tokenizer, _EncodesArrays):
+        ids = tokenizer.encode_array(text)
+    else:
+        ids = np.asarray(tokenizer.encode(text), dtype=np.int64)
     return np.asarray(ids, dtype=np.min_scalar_type(tokenizer.vocabulary_size - 1))
 
 
