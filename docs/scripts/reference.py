@@ -54,7 +54,7 @@ def kinds() -> Mapping[str, Any]:
 def hooks_page() -> str:
     """Every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
-    from arb_ternary.plugins.surface import STATED, describe_hooks
+    from arb_ternary.plugins.hooks import STATED, describe_hooks
 
     titles = {
         "registration": ("Registration", "Called once, when the plugins are loaded."),

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import arb
 from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.discovery import Status
+from arb_ternary.plugins.hooks import describe_hooks
 from arb_ternary.plugins.manager import manager, reset_manager
-from arb_ternary.plugins.records import Status
-from arb_ternary.plugins.surface import describe_hooks
 from arb_ternary.specs import KINDS
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from arb_ternary.backends.select import reset_backends
+from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.manager import manager, reset_manager
-from arb_ternary.plugins.records import Status
 from arb_ternary_testing.fakes import install_fake_plugin
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent

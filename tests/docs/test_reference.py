@@ -17,8 +17,8 @@ import pytest
 from arb_ternary import errors, hookspecs
 from arb_ternary.cli.main import arb
 from arb_ternary.config.structure import options_class
+from arb_ternary.plugins.hooks import STATED
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.surface import STATED
 from arb_ternary_train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]

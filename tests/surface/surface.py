@@ -82,7 +82,7 @@ def _specs() -> Iterator[str]:
 
 
 def _hooks() -> Iterator[str]:
-    stated = _import("arb_ternary.plugins.surface").STATED
+    stated = _import("arb_ternary.plugins.hooks").STATED
     yield f"API version {_import('arb_ternary').API_VERSION}"
     for kind in _kinds().values():
         yield f"{kind.hook}() -> {kind.__name__} [{kind.kind}: {kind.noun}]"

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from arb_ternary import __version__
 from arb_ternary.cli.main import main
 from arb_ternary.cli.output import print_table
+from arb_ternary.plugins.hooks import STATED
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.surface import STATED
 
 HEAD = """
 from arb_ternary import hookimpl

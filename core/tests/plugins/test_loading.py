@@ -9,9 +9,9 @@ import pytest
 
 from arb_ternary import API_VERSION, hookimpl, hookspecs
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, render
-from arb_ternary.plugins.api_version import incompatibility
+from arb_ternary.plugins.discovery import PluginRecord, Status
+from arb_ternary.plugins.loader import incompatibility
 from arb_ternary.plugins.manager import manager, reset_manager
-from arb_ternary.plugins.records import PluginRecord, Status
 from arb_ternary.specs import MaskingSpec, OptimizerSpec
 
 HEAD = """
@@ -60,14 +60,16 @@ def test_a_good_plugin_is_ok_and_its_component_is_found_with_its_origin(install_
 
     found = manager().registry.get("masking", "stripes")
 
-    assert (found.plugin, found.distribution) == ("good", "arb-ternary-good")
-    assert record_of("good") == PluginRecord(
-        name="good",
-        distribution="arb-ternary-good",
-        version="1.0",
-        module="fake_good",
-        components=[("masking", "stripes")],
-    )
+    assert (found.plugin.name, found.distribution) == ("good", "arb-ternary-good")
+    assert record_of("good").to_json() == {
+        "name": "good",
+        "distribution": "arb-ternary-good",
+        "version": "1.0",
+        "module": "fake_good",
+        "status": "ok",
+        "reason": "",
+        "components": [{"kind": "masking", "name": "stripes"}],
+    }
 
 
 def test_targets_are_not_imported_by_loading(install_plugin):
@@ -251,7 +253,7 @@ def test_disabling_one_of_two_rivals_settles_the_conflict(install_plugin, monkey
     install_plugin("two", OPTIMIZER)
     monkeypatch.setenv("ARB_PLUGINS_DISABLED", "two")
 
-    assert manager().registry.get("optimizer", "swift").plugin == "one"
+    assert manager().registry.get("optimizer", "swift").plugin.name == "one"
 
 
 def test_a_plugin_cannot_take_a_component_of_the_core_silently(install_plugin):
@@ -270,7 +272,7 @@ def test_a_plugin_cannot_take_a_command_of_the_core(install_plugin, capsys):
         + "@hookimpl\ndef arb_register_commands():\n    return [CommandSpec(name='plugins', target='nowhere:x')]\n",
     )
 
-    assert manager().registry.get("command", "plugins").plugin == "builtin"
+    assert manager().registry.get("command", "plugins").plugin.name == "builtin"
     assert record_of("builtin").status is Status.OK
     assert record_of("rival").status is Status.CONFLICT
     assert "command 'plugins' is also provided by plugin 'builtin'" in capsys.readouterr().err
@@ -472,8 +474,8 @@ def test_a_plugin_adds_a_kind_of_component_that_others_register(install_plugin):
     install_plugin("a_sampler", SAMPLER)
     install_plugin("sampling", KIND)
 
-    assert manager().registry.get("sampler", "uniform").plugin == "a_sampler"
-    assert record_of("a_sampler").components == (("sampler", "uniform"),)
+    assert manager().registry.get("sampler", "uniform").plugin.name == "a_sampler"
+    assert [(found.kind, found.name) for found in record_of("a_sampler").components] == [("sampler", "uniform")]
     with pytest.raises(UsageProblem, match="no sampler of rows is called 'weighted'"):
         manager().registry.get("sampler", "weighted")
 
@@ -538,8 +540,8 @@ class Stripes:
 def test_an_object_can_be_registered_and_removed(install_plugin):
     record = manager().register(Stripes())
 
-    assert (record.name, record.components) == ("Stripes", (("masking", "stripes"),))
-    assert manager().registry.get("masking", "stripes").plugin == "Stripes"
+    assert (record.name, [found.name for found in record.components]) == ("Stripes", ["stripes"])
+    assert manager().registry.get("masking", "stripes").plugin.name == "Stripes"
 
     manager().unregister("Stripes")
 

@@ -8,7 +8,6 @@ import pytest
 
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, render
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.missing import not_installed
 from arb_ternary.specs import KINDS
 
 OPTIMIZER = """
@@ -162,7 +161,7 @@ def test_a_family_is_known_by_its_name(install_plugin):
 def test_what_is_installed_is_not_listed_as_missing(install_plugin):
     install_plugin("signgsd", OPTIMIZER, distribution="arb_ternary_signgsd")
 
-    missing_names = not_installed("optimizer", manager().records)
+    missing_names = manager().registry.not_installed("optimizer")
     assert "signgsd" not in missing_names
     assert missing_names["gqc"] == "arb-ternary-gqc"
 

@@ -11,8 +11,8 @@ import arb_ternary
 from arb_ternary import environment, specs
 from arb_ternary.environment import DECODE_CACHE_MB, STRICT, VARIABLES
 from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.hooks import OBSERVATION, STATED, describe_hooks
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.surface import OBSERVATION, STATED, describe_hooks
 
 SOURCE = Path(arb_ternary.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -9,7 +9,7 @@ import pytest
 from arb_ternary import hookimpl, hookspecs
 from arb_ternary.backends.select import BackendRequest
 from arb_ternary.errors import ArbError, ComponentError, Interrupted
-from arb_ternary.plugins.surface import OBSERVATION
+from arb_ternary.plugins.hooks import OBSERVATION
 from arb_ternary_train.observers import RunObservers
 
 CONTEXT: Any = object()

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Final
 
-from attrs import field, frozen
+from attrs import frozen
 
 from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
 from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
-from arb_ternary.plugins.missing import not_installed
 from arb_ternary.specs import BackendSpec, resolve
 
 __all__ = [
@@ -85,7 +85,7 @@ class Selection:
 
     name: str
     source: str
-    rejected: tuple[tuple[str, str], ...] = field(default=())
+    rejected: tuple[tuple[str, str], ...] = ()
     reason: str = ""
 
 
@@ -109,18 +109,15 @@ def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
     """Every registered backend as seen from ``device``, the preferred ones first. Probes all of them."""
     found = []
     for registered in manager().registry.all("backend"):
-        spec = _backend_spec(registered.spec)
-        result = _probe(spec, device)
-        found.append(Candidate(spec, registered.distribution, result.usable, result.reason, result.last_resort))
+        result = _probe(registered.spec, device)
+        found.append(
+            Candidate(registered.spec, registered.distribution, result.usable, result.reason, result.last_resort)
+        )
     return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
 
 
 def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection:
-    """Decide on a backend.
-
-    Args:
-        request: what was asked for.
-        opinion: asked when the request is ``auto``.
+    """Decide on a backend; ``opinion`` is asked when the request is ``auto``.
 
     Raises:
         UsageProblem: a name is unknown (exit code 2).
@@ -129,21 +126,20 @@ def select(request: BackendRequest, opinion: Opinion | None = None) -> Selection
     names = _parse(request)
     if names == (AUTO,):
         return _select_auto(request, opinion)
+    for name in names:
+        problem = _problem(name, request)
+        # In a list, what is merely not installed is passed over.
+        if problem is not None and (len(names) == 1 or isinstance(problem, UsageProblem)):
+            raise problem
     rejected: list[tuple[str, str]] = []
     for name in names:
-        _check_exists(name, request)
-    for name in names:
         result = _probe_named(name, request.device)
-        if result.usable:
-            selection = Selection(name, request.source, tuple(rejected), result.reason)
-            if len(names) > 1:
-                _log.info("backend %s on %s, from %s: %s", name, request.device, request.source, result.reason)
-            return selection
-        rejected.append((name, result.reason))
         if len(names) > 1:
-            _log.info("backend %s rejected on %s, from %s: %s", name, request.device, request.source, result.reason)
-    if len(rejected) == 1 and manager().registry.find("backend", names[0]) is None:
-        raise _located(_lookup_error(names[0]), request)
+            outcome = "" if result.usable else " rejected"
+            _log.info("backend %s%s on %s, from %s: %s", name, outcome, request.device, request.source, result.reason)
+        if result.usable:
+            return Selection(name, request.source, tuple(rejected), result.reason)
+        rejected.append((name, result.reason))
     usable = [candidate.name for candidate in candidates(request.device) if candidate.usable]
     reasons = "; ".join(f"backend {name!r} cannot be used on {request.device}: {reason}" for name, reason in rejected)
     raise EnvironmentProblem(
@@ -188,57 +184,37 @@ def _parse(request: BackendRequest) -> tuple[str, ...]:
     return names
 
 
-def _check_exists(name: str, request: BackendRequest) -> None:
-    """Refuse a name that neither is registered nor has a known reason for not being there."""
-    if manager().registry.find("backend", name) is None:
-        error = _lookup_error(name)
-        if isinstance(error, UsageProblem):
-            raise _unknown(name, request)
-
-
-def _lookup_error(name: str) -> ArbError:
-    try:
-        manager().registry.get("backend", name)
-    except ArbError as error:
-        return error
-    raise AssertionError(f"backend {name!r} is registered")
-
-
-def _located(error: ArbError, request: BackendRequest) -> ArbError:
-    return type(error)(f"{request.source}: {error.what}", error.hint)
-
-
-def _unknown(name: str, request: BackendRequest) -> UsageProblem:
-    found = candidates(request.device)
-    absent = not_installed("backend", manager().records)
-    close = nearest(name, [*(candidate.name for candidate in found), *absent])
-    usable = ", ".join(candidate.name for candidate in found if candidate.usable)
-    hint = [f"did you mean {close!r}?"] if close else []
-    hint.append(f"available: {usable or 'none'}")
-    hint.extend(f"unavailable: {candidate.name} ({candidate.reason})" for candidate in found if not candidate.usable)
-    hint.extend(f"not installed: {known} (pip install {absent[known]})" for known in absent)
-    return UsageProblem(f"{request.source}: no backend is called {name!r}", "\n".join(hint))
-
-
-def serves(name: str, device: str) -> bool:
-    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is asked once."""
-    with _lock:
-        _follow_plugins()
-        if (name, device) not in _served:
-            _served[name, device] = _probe_named(name, device).usable
-        return _served[name, device]
+def _problem(name: str, request: BackendRequest) -> ArbError | None:
+    """Why no backend of that name is registered; None when one is."""
+    registry = manager().registry
+    if registry.find("backend", name) is not None:
+        return None
+    unusable = {one.name: one.reason for one in candidates(request.device) if not one.usable}
+    problem = registry.problem("backend", name, unusable)
+    return type(problem)(f"{request.source}: {problem.what}", problem.hint)
 
 
 # --- probing ---------------------------------------------------------------------------------------------------------
 
 
+def serves(name: str, device: str) -> bool:
+    """Whether the backend called ``name`` can work on a device (``cpu``, ``cuda``); its probe is asked once."""
+    with _lock:
+        return _serves(manager(), name, device)
+
+
+@cache
+def _serves(_plugins: Plugins, name: str, device: str) -> bool:
+    return _probe_named(name, device).usable
+
+
 def _probe_named(name: str, device: str) -> ProbeResult:
-    registered = manager().registry.find("backend", name)
+    registry = manager().registry
+    registered = registry.find("backend", name)
     if registered is None:
-        error = _lookup_error(name)
-        reason = f"it {error.what.removeprefix(f'backend {name!r} ')}"
-        return ProbeResult(False, f"{reason} ({error.hint})")
-    return _probe(_backend_spec(registered.spec), device)
+        problem = registry.problem("backend", name)
+        return ProbeResult(False, f"it {problem.what.removeprefix(f'backend {name!r} ')} ({problem.hint})")
+    return _probe(registered.spec, device)
 
 
 def _probe(spec: BackendSpec, device: str) -> ProbeResult:
@@ -254,20 +230,11 @@ def _probe(spec: BackendSpec, device: str) -> ProbeResult:
     return result
 
 
-def _backend_spec(spec: object) -> BackendSpec:
-    assert isinstance(spec, BackendSpec)  # the loader checked what the hook returned
-    return spec
-
-
 # --- the backend in use ----------------------------------------------------------------------------------------------
+# What was built, probed and chosen is remembered for the plugins it came from: other plugins, other backends.
 
 _innermost: ContextVar[str | None] = ContextVar("arb_ternary_backend", default=None)
 _lock = threading.RLock()
-#: What was built and chosen, and the plugins it came from: other plugins, other backends.
-_plugins: Plugins | None = None
-_built: dict[str, KernelBackend] = {}
-_chosen: dict[tuple[str, str], str] = {}
-_served: dict[tuple[str, str], bool] = {}
 
 
 def get_backend(name: str) -> KernelBackend:
@@ -278,10 +245,7 @@ def get_backend(name: str) -> KernelBackend:
         ComponentError: what was built does not keep the protocol.
     """
     with _lock:
-        _follow_plugins()
-        if name not in _built:
-            _built[name] = _build(name)
-        return _built[name]
+        return _build(manager(), name)
 
 
 def current_backend(device: str = "cpu") -> str:
@@ -292,13 +256,13 @@ def current_backend(device: str = "cpu") -> str:
     innermost = _innermost.get()
     if innermost is not None:
         return innermost
-    request = request_backend(device=device)
     with _lock:
-        _follow_plugins()
-        key = (request.value, device)
-        if key not in _chosen:
-            _chosen[key] = select(request).name
-        return _chosen[key]
+        return _choose(manager(), request_backend(device=device))
+
+
+@cache
+def _choose(_plugins: Plugins, request: BackendRequest) -> str:
+    return select(request).name
 
 
 @contextmanager
@@ -308,12 +272,11 @@ def use_backend(name: str) -> Iterator[str]:
     Raises:
         UsageProblem, EnvironmentProblem: it is unknown, or cannot work on any device that it serves.
     """
-    request = BackendRequest(name, "use_backend")
-    names = _parse(request)
+    names = _parse(BackendRequest(name, "use_backend"))
     if len(names) != 1 or names == (AUTO,):
         raise UsageProblem(f"use_backend: {name!r} is not the name of one backend")
     registered = manager().registry.find("backend", names[0])
-    devices = _backend_spec(registered.spec).devices if registered else ()
+    devices = registered.spec.devices if registered else ()
     served = next((device for device in devices if _probe_named(names[0], device).usable), "cpu")
     selection = select(BackendRequest(name, "use_backend", served))
     token = _innermost.set(selection.name)
@@ -324,44 +287,33 @@ def use_backend(name: str) -> Iterator[str]:
 
 
 def reset_backends() -> None:
-    """Forget what was built and chosen. For tests."""
+    """Forget what was built, probed and chosen. For tests."""
     with _lock:
-        _built.clear()
-        _chosen.clear()
-        _served.clear()
+        for remembered in (_build, _choose, _serves):
+            remembered.cache_clear()
 
 
-def _follow_plugins() -> None:
-    global _plugins  # noqa: PLW0603
-    plugins = manager()
-    if _plugins is not plugins:
-        reset_backends()
-        _plugins = plugins
-
-
-def _build(name: str) -> KernelBackend:
-    registered = manager().registry.get("backend", name)
-    described = f"backend {name!r} of plugin {manager().registry.record_of(registered).described}"
+@cache
+def _build(plugins: Plugins, name: str) -> KernelBackend:
+    registered = plugins.registry.get("backend", name)
     try:
-        backend = registered.load()()
+        backend: KernelBackend = registered.load()()
     except ArbError:
         raise
     except Exception as error:
-        raise EnvironmentProblem(f"{described} cannot be built: {type(error).__name__}: {error}") from error
+        raise EnvironmentProblem(f"{registered.described} cannot be built: {type(error).__name__}: {error}") from error
+    known = (*REQUIRED_OPS, *OPTIONAL_OPS)
     absent = [attribute for attribute in ("name", "capabilities", "kernels") if not hasattr(backend, attribute)]
     if absent:
-        raise ComponentError(f"{described} lacks: {', '.join(absent)}")
+        raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")
     if backend.name != name:
-        raise ComponentError(f"{described} calls itself {backend.name!r}")
+        raise ComponentError(f"{registered.described} calls itself {backend.name!r}")
     lacking = [op for op in REQUIRED_OPS if op not in backend.kernels]
     if lacking:
-        raise ComponentError(f"{described} lacks required ops: {', '.join(lacking)}")
-    for op in _foreign(backend.kernels):
-        close = nearest(op, (*REQUIRED_OPS, *OPTIONAL_OPS))
-        raise ComponentError(f"{described} has an unknown op {op!r}", f"did you mean {close!r}?" if close else "")
-    built: KernelBackend = backend
-    return built
-
-
-def _foreign(ops: Iterable[str]) -> list[str]:
-    return [op for op in ops if op not in REQUIRED_OPS and op not in OPTIONAL_OPS]
+        raise ComponentError(f"{registered.described} lacks required ops: {', '.join(lacking)}")
+    for op in backend.kernels:
+        if op not in known:
+            close = nearest(op, known)
+            hint = f"did you mean {close!r}?" if close else ""
+            raise ComponentError(f"{registered.described} has an unknown op {op!r}", hint)
+    return backend

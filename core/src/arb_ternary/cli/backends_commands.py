@@ -10,7 +10,6 @@ from arb_ternary.backends.select import candidates, get_backend, request_backend
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.missing import not_installed
 
 __all__ = ["describe_backends", "explain", "list_backends"]
 
@@ -85,6 +84,6 @@ def describe_backends(device: str) -> list[dict[str, Any]]:
             "devices": [],
             "reason": f"pip install {distribution}",
         }
-        for name, distribution in not_installed("backend", manager().records).items()
+        for name, distribution in manager().registry.not_installed("backend").items()
     ]
     return registered + absent

@@ -12,7 +12,7 @@ from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.missing import USUAL_PARTS
+from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 
 if TYPE_CHECKING:

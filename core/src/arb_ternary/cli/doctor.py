@@ -18,9 +18,8 @@ from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.environment import PLUGINS, given, unrecognised
 from arb_ternary.errors import ArbError, EnvironmentProblem, render
-from arb_ternary.plugins.api_version import spelled
+from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.records import Status
 
 __all__ = ["doctor"]
 
@@ -40,7 +39,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     problems: list[ArbError] = []
     disk = shutil.disk_usage(Path.cwd())
     facts: dict[str, Any] = {
-        "arb": {"version": __version__, "plugin_interface": spelled(API_VERSION)},
+        "arb": {"version": __version__, "plugin_interface": ".".join(map(str, API_VERSION))},
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
         "torch": _torch_facts(problems),
         "distributions": _versions(every=report),
@@ -53,7 +52,7 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     }
     # A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not.
     problems += [
-        EnvironmentProblem(f"ARB_PLUGINS: plugin {record.described}: {record.status}: {record.reason}")
+        EnvironmentProblem(f"ARB_PLUGINS: {record.fault}")
         for record in manager().records
         if record.name in PLUGINS.names() and record.status not in (Status.OK, Status.BLOCKED)
     ]

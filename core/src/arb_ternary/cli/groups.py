@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem
+from arb_ternary.plugins.discovery import Registered
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.registry import Registered
 
 __all__ = ["RegistryGroup", "backends", "config", "plugins"]
 
@@ -55,15 +55,18 @@ class RegistryGroup(click.Group):
 
 
 def _import_command(registered: Registered) -> click.Command:
-    described = f"command {registered.name!r} of plugin {manager().registry.record_of(registered).described}"
     try:
         command = registered.load()
     except ArbError:
         raise
     except (ImportError, AttributeError) as error:
-        raise EnvironmentProblem(f"{described} cannot be imported: {type(error).__name__}: {error}") from error
+        raise EnvironmentProblem(
+            f"{registered.described} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(command, click.Command):
-        raise ComponentError(f"{described}: {registered.spec.target} is {command!r}, which is not a click command")
+        raise ComponentError(
+            f"{registered.described}: {registered.spec.target} is {command!r}, which is not a click command"
+        )
     return command
 
 

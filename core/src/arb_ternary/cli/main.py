@@ -12,14 +12,16 @@ from arb_ternary import API_VERSION, __version__
 from arb_ternary.cli.groups import RegistryGroup
 from arb_ternary.cli.options import plugin_files
 from arb_ternary.errors import ArbError, Interrupted, render
-from arb_ternary.plugins.api_version import spelled
 
 __all__ = ["arb", "main"]
 
 
+_INTERFACE = ".".join(map(str, API_VERSION))
+
+
 @click.group(cls=RegistryGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @plugin_files
-@click.version_option(__version__, prog_name="arb", message=f"%(prog)s %(version)s (plugins {spelled(API_VERSION)})")
+@click.version_option(__version__, prog_name="arb", message=f"%(prog)s %(version)s (plugins {_INTERFACE})")
 def arb() -> None:
     """Train, convert and ship pure-ternary neural networks."""
     from arb_ternary.cli.log import log_to_standard_error

@@ -9,11 +9,11 @@ from attrs import asdict
 
 from arb_ternary.cli.options import as_json
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.plugins.manager import manager, no_plugin
-from arb_ternary.plugins.records import PluginRecord
-from arb_ternary.plugins.surface import describe_hooks
+from arb_ternary.plugins.discovery import PluginRecord
+from arb_ternary.plugins.hooks import describe_hooks
+from arb_ternary.plugins.manager import manager
 
-__all__ = ["hooks", "list_plugins", "records_called", "show"]
+__all__ = ["hooks", "list_plugins", "show"]
 
 
 @click.command("list")
@@ -33,7 +33,7 @@ def list_plugins(as_json: bool) -> None:
 @as_json
 def show(names: tuple[str, ...], as_json: bool) -> None:
     """Everything about a plugin: status and reason, facts, hooks and components."""
-    shown = [record for name in names for record in records_called(name)]
+    shown = [record for name in names for record in manager().records_called(name)]
     facts = [_facts(record) for record in shown]
     if as_json:
         print_json(facts)
@@ -65,31 +65,17 @@ def _gist(record: PluginRecord) -> str:
     if record.reason:
         return record.reason
     counts: dict[str, list[str]] = {}
-    for kind, name in record.components:
-        counts.setdefault(kind, []).append(name)
+    for found in record.components:
+        counts.setdefault(found.kind, []).append(found.name)
     return "; ".join(f"{kind} {', '.join(names)}" for kind, names in counts.items())
 
 
-def records_called(name: str) -> list[PluginRecord]:
-    """The records of the plugins of that name: several where distributions are in conflict over it.
-
-    Raises:
-        UsageProblem: there is none.
-    """
-    records = manager().records
-    found = [record for record in records if record.name == name]
-    if not found:
-        raise no_plugin(name, sorted(record.name for record in records))
-    return found
-
-
 def _facts(record: PluginRecord) -> dict[str, Any]:
-    loaded = bool(record.components) or not record.reason
     shown = ("kind", "name", "summary", "target", "config")
-    components = [{key: getattr(found.spec, key) for key in shown} for found in manager().registry.of_plugin(record)]
+    components = [{key: getattr(found.spec, key) for key in shown} for found in record.components]
     return {
         **record.to_json(),
-        "info": dict(manager().plugin_info(record.name)) if loaded else {},
-        "hooks": list(manager().implemented_by(record.name)) if loaded else [],
+        "info": dict(manager().plugin_info(record.name)) if record.is_loaded else {},
+        "hooks": list(manager().implemented_by(record.name)) if record.is_loaded else [],
         "components": components,
     }

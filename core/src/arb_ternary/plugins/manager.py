@@ -8,27 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from attrs import evolve
-
 from arb_ternary import environment
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.plugins.api_version import ATTRIBUTE
-from arb_ternary.plugins.discovery import BUILTIN, BUILTIN_MODULE, discover
-from arb_ternary.plugins.loader import (
-    HookManager,
-    PluginFault,
-    attach,
-    check_version,
-    describe_exception,
-    import_file,
-    import_object,
-    kinds_of,
-)
-from arb_ternary.plugins.records import PluginRecord, Status
+from arb_ternary.plugins.discovery import BUILTIN, PluginRecord, Registered, Status, discover
+from arb_ternary.plugins.hooks import HookManager, PluginFault, describe_exception
+from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
 from arb_ternary.plugins.registry import Registry
 
-__all__ = ["Plugins", "manager", "no_plugin", "reset_manager"]
+__all__ = ["Plugins", "manager", "reset_manager"]
 
 
 class Plugins:
@@ -47,13 +35,24 @@ class Plugins:
     @property
     def records(self) -> tuple[PluginRecord, ...]:
         """A record of every plugin, in the order of loading."""
-        return self.registry.records
+        return tuple(self.registry.records)
 
     @property
     def variables(self) -> tuple[Variable, ...]:
         """The environment variables of the core and of every registered component, each once."""
         declared = (variable for found in self.registry.everything() for variable in found.spec.variables)
         return tuple({variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values())
+
+    def records_called(self, name: str) -> list[PluginRecord]:
+        """The records of the plugins of that name: several where distributions are in conflict over it.
+
+        Raises:
+            UsageProblem: there is none.
+        """
+        found = [record for record in self.records if record.name == name]
+        if not found:
+            raise _no_plugin(name, sorted(record.name for record in self.records))
+        return found
 
     def plugin_info(self, name: str) -> Mapping[str, str]:
         """What the plugin called ``name`` says about itself; empty when it says nothing or is not loaded.
@@ -88,22 +87,28 @@ class Plugins:
         found, notes = discover()
         for note in notes:
             _trace(note)
-        found = _sorted_out(found)
-        imported = {
-            record: self._import(record)
-            # The core's kinds are there before any other: nobody can take their names.
-            for record in sorted(found, key=lambda record: record.module != BUILTIN_MODULE)
-            if record.status is Status.OK
-        }
+        _keep_out(found)
+        self.registry.records.extend(found)
+        # The core's kinds are there before any other: nobody can take their names.
+        core_first = sorted(found, key=lambda record: not record.is_core)
+        for step in (self._import, self._add):
+            for record in core_first:
+                try:
+                    if record.status is Status.OK:
+                        step(record)
+                except PluginFault as fault:
+                    if record.is_core:
+                        raise
+                    record.refuse(fault.status, fault.reason)
         for record in found:
-            self.registry.note(self._load(record, imported[record]) if record in imported else record)
-        self._mark_conflicts()
+            provided = ", ".join(f"{one.kind} {one.name}" for one in record.components)
+            _trace(f"{record.described} from {record.module}: {record.status}: {record.reason or provided}")
+            self._mark_conflict(record)
         _trace(f"{len(found)} plugins in {1e3 * (perf_counter() - started):.1f} ms")
-        faults = [record for record in self.records if record.status not in (Status.OK, Status.BLOCKED)]
-        lines = [f"plugin {record.described}: {record.status}: {record.reason}" for record in faults]
-        if lines and strict:
-            raise EnvironmentProblem("a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(lines))
-        for line in lines:
+        faults = [record.fault for record in found if record.status not in (Status.OK, Status.BLOCKED)]
+        if faults and strict:
+            raise EnvironmentProblem("a plugin cannot be loaded, and ARB_PLUGINS_STRICT is set", "\n".join(faults))
+        for line in faults:
             print(f"warning: {line}", file=sys.stderr)
 
     def register(self, plugin: object, name: str | None = None) -> PluginRecord:
@@ -118,8 +123,8 @@ class Plugins:
             EnvironmentProblem: the plugin is faulty, or provides a name that is taken; nothing of it is registered.
         """
         name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
-        record = PluginRecord(name=name, module="registered object")
-        return self._take_in(plugin, record, versioned=hasattr(plugin, ATTRIBUTE))
+        record = PluginRecord(name=name, module="registered object", hook_module=plugin)
+        return self._take_in(record, versioned=hasattr(plugin, ATTRIBUTE))
 
     def unregister(self, name: str) -> None:
         """Remove a plugin that :meth:`register` took in.
@@ -128,11 +133,9 @@ class Plugins:
             UsageProblem: no such plugin is registered.
         """
         record = next((found for found in self.records if found.name == name and found.distribution is None), None)
-        plugin = self._relay.get_plugin(name)
-        if record is None or plugin is None:
+        if record is None:
             raise UsageProblem(f"no plugin called {name!r} was registered by hand")
-        self._relay.unregister(plugin)
-        self.registry.forget(record)
+        self._remove(record)
 
     def load_file(self, path: str | Path) -> PluginRecord:
         """Load a plugin from a Python file; a file that is loaded already is left alone.
@@ -149,7 +152,8 @@ class Plugins:
         except PluginFault as fault:
             raise EnvironmentProblem(f"plugin file {path}: {fault.status}: {fault.reason}") from fault
         try:
-            record = self._take_in(module, PluginRecord(name=resolved.stem, module=str(resolved)), versioned=True)
+            record = PluginRecord(name=resolved.stem, module=str(resolved), hook_module=module)
+            self._take_in(record, versioned=True)
         except BaseException:
             del sys.modules[resolved.stem]
             raise
@@ -158,37 +162,18 @@ class Plugins:
 
     # --- one plugin --------------------------------------------------------------------------------------------------
 
-    def _import(self, record: PluginRecord) -> object | PluginFault:
-        """The hook module, whose kinds are then known, or why there is none."""
-        try:
-            started = perf_counter()
-            plugin = import_object(record.module)
-            _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
-            check_version(plugin)
-            self._relay.add_kinds(kinds_of(self._relay, plugin, record.name))
-        except PluginFault as fault:
-            return fault
-        return plugin
+    def _import(self, record: PluginRecord) -> None:
+        started = perf_counter()
+        record.hook_module = import_object(record.module)
+        _trace(f"{record.module} imported [{1e3 * (perf_counter() - started):.1f} ms]")
+        check_version(record.hook_module)
+        self._relay.add_kinds(self._relay.kinds_of(record.hook_module))
 
-    def _load(self, record: PluginRecord, plugin: object | PluginFault) -> PluginRecord:
-        is_core = record.module == BUILTIN_MODULE
-        try:
-            if isinstance(plugin, PluginFault):
-                raise plugin
-            specs = attach(self._relay, plugin, record.name)
-        except PluginFault as fault:
-            if is_core:
-                raise
-            record = evolve(record, status=fault.status, reason=fault.reason)
-        else:
-            # Whatever is installed, the commands that explain an installation keep working.
-            added = self.registry.add(specs, record, reserved="command" if is_core else "")
-            record = evolve(record, components=[(found.kind, found.name) for found in added])
-        provided = ", ".join(f"{kind} {name}" for kind, name in record.components)
-        _trace(f"{record.described} from {record.module}: {record.status}: {record.reason or provided}")
-        return record
+    def _add(self, record: PluginRecord) -> None:
+        specs = self._relay.take_in(record.hook_module, record.name)
+        record.components = tuple(Registered(spec, record) for spec in specs)
 
-    def _take_in(self, plugin: object, record: PluginRecord, *, versioned: bool) -> PluginRecord:
+    def _take_in(self, record: PluginRecord, *, versioned: bool) -> PluginRecord:
         if self._relay.has_plugin(record.name):
             raise UsageProblem(
                 f"a plugin called {record.name!r} is loaded already",
@@ -196,72 +181,62 @@ class Plugins:
             )
         try:
             if versioned:
-                check_version(plugin)
-            if kinds_of(self._relay, plugin, record.name):
+                check_version(record.hook_module)
+            if self._relay.kinds_of(record.hook_module):
                 raise PluginFault(Status.FAILED, "kinds of component come from installed plugins only")
-            specs = attach(self._relay, plugin, record.name)
+            self._add(record)
         except PluginFault as fault:
-            raise EnvironmentProblem(f"plugin {record.described}: {fault.status}: {fault.reason}") from fault
-        self.registry.note(record)
-        for found in self.registry.add(specs, record):
-            rivals = self.registry.rivals(found)
-            if rivals:
-                self._relay.unregister(plugin)
-                owner = self.registry.record_of(rivals[0])
-                self.registry.forget(record)
-                raise EnvironmentProblem(
-                    f"plugin {record.described}: conflict: "
-                    f"{found.spec.noun} {found.name!r} is also provided by plugin {owner.described}"
-                )
-        record = evolve(record, components=[(spec.kind, spec.name) for spec in specs])
-        self.registry.note(record)
+            record.refuse(fault.status, fault.reason)
+            raise EnvironmentProblem(record.fault) from fault
+        self.registry.records.append(record)
+        self._mark_conflict(record, by_hand=True)
+        if record.status is not Status.OK:
+            self._remove(record)
+            raise EnvironmentProblem(record.fault)
         _trace(f"{record.described}: ok")
         return record
 
-    def _mark_conflicts(self) -> None:
-        for record in self.records:
-            for found in self.registry.of_plugin(record):
-                rivals = self.registry.rivals(found)
-                if rivals and not found.reserved:
-                    other = self.registry.record_of(rivals[0])
-                    fate = ", which keeps it" if rivals[0].reserved else "; neither is used"
-                    reason = f"{found.spec.noun} {found.name!r} is also provided by plugin {other.described}{fate}"
-                    self.registry.note(evolve(record, status=Status.CONFLICT, reason=reason))
-                    break
+    def _remove(self, record: PluginRecord) -> None:
+        self._relay.unregister(name=record.name)
+        self.registry.records.remove(record)
+
+    def _mark_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
+        for found in record.components:
+            rivals = self.registry.rivals(found)
+            if rivals and not found.reserved:
+                fate = ", which keeps it" if by_hand or rivals[0].reserved else "; neither is used"
+                what = f"{found.spec.noun} {found.name!r} is also provided by plugin {rivals[0].plugin.described}"
+                record.refuse(Status.CONFLICT, f"{what}{fate}")
+                return
 
 
-def no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageProblem:
-    """The error for a plugin that is not there."""
+def _no_plugin(name: str, installed: Collection[str], where: str = "") -> UsageProblem:
     close = nearest(name, installed)
     suggestion = f"did you mean {close!r}?\n" if close else ""
     return UsageProblem(f"{where}no plugin is called {name!r}", f"{suggestion}installed: {', '.join(installed)}")
 
 
-def _sorted_out(found: Sequence[PluginRecord]) -> list[PluginRecord]:
-    """The records, those that the environment keeps out and those that share a name with the status that says so."""
+def _keep_out(found: Sequence[PluginRecord]) -> None:
+    """Refuse what the environment does not allow, and plugins that share a name."""
     installed = sorted({record.name for record in found})
     allowed, disabled = environment.PLUGINS.names(), environment.PLUGINS_DISABLED.names()
     for variable, names in (("ARB_PLUGINS", set(allowed) - {"*"}), ("ARB_PLUGINS_DISABLED", disabled)):
         for name in names:
             if name not in installed:
-                raise no_plugin(name, installed, f"{variable}: ")
+                raise _no_plugin(name, installed, f"{variable}: ")
     if BUILTIN in disabled:
         raise UsageProblem(f"ARB_PLUGINS_DISABLED: {BUILTIN!r} is the program itself and cannot be disabled")
-
-    def sort_out(record: PluginRecord) -> PluginRecord:
+    for record in found:
         rivals = [other for other in found if other.name == record.name and other is not record]
-        if record.module == BUILTIN_MODULE or record.status is not Status.OK:
-            return record
+        if record.is_core or record.status is not Status.OK:
+            continue
         if record.name in disabled:
-            return evolve(record, status=Status.BLOCKED, reason="ARB_PLUGINS_DISABLED lists it")
-        if "*" not in allowed and record.name not in allowed:
-            return evolve(record, status=Status.BLOCKED, reason="ARB_PLUGINS does not list it")
-        if rivals:
+            record.refuse(Status.BLOCKED, "ARB_PLUGINS_DISABLED lists it")
+        elif "*" not in allowed and record.name not in allowed:
+            record.refuse(Status.BLOCKED, "ARB_PLUGINS does not list it")
+        elif rivals:
             reason = f"{rivals[0].distribution} {rivals[0].version} has a plugin called {record.name!r} too"
-            return evolve(record, status=Status.CONFLICT, reason=reason)
-        return record
-
-    return [sort_out(record) for record in found]
+            record.refuse(Status.CONFLICT, reason)
 
 
 def _trace(line: str) -> None:

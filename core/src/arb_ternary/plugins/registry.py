@@ -1,53 +1,27 @@
-"""The components of all loaded plugins, by kind and name."""
+"""The components of all loaded plugins, by kind and name, and what a user reads who names one that is not there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
-from attrs import frozen
+from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, nearest
+from arb_ternary.plugins.discovery import PluginRecord, Registered, Status, announced, canonical
+from arb_ternary.specs import Spec
 
-from arb_ternary.errors import EnvironmentProblem
-from arb_ternary.plugins.missing import explain_conflict, explain_missing
-from arb_ternary.plugins.records import PluginRecord
-from arb_ternary.specs import Spec, resolve
+__all__ = ["USUAL_PARTS", "Registry"]
 
-__all__ = ["Registered", "Registry"]
+#: The distribution whose metadata says where the usual components are, and whose installation brings them.
+USUAL_PARTS: Final = "arb-ternary"
 
-
-@frozen
-class Registered:
-    """A component and where it comes from.
-
-    Attributes:
-        spec: what the plugin registered.
-        plugin: the plugin's name.
-        distribution: the plugin's distribution; None for a file or an object.
-        reserved: whether it keeps its name whatever other plugins provide.
-    """
-
-    spec: Spec
-    plugin: str
-    distribution: str | None
-    reserved: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The kind of component, e.g. ``optimizer``."""
-        return self.spec.kind
-
-    @property
-    def name(self) -> str:
-        """What a config calls it."""
-        return self.spec.name
-
-    def load(self) -> Any:
-        """Import the spec's target.
-
-        Raises:
-            ImportError, AttributeError: the target is not there.
-        """
-        return resolve(self.spec.target)
+_OUTCOMES: Final = {
+    Status.BLOCKED: "is blocked",
+    Status.INCOMPATIBLE: "is incompatible",
+    Status.CONFLICT: "is in conflict with another",
+    Status.FAILED: "failed to load",
+    Status.UNKNOWN_HOOK: "implements an unknown hook",
+}
 
 
 class Registry:
@@ -58,14 +32,12 @@ class Registry:
 
     Attributes:
         kinds: the kinds of component that the loaded plugins know, by name.
+        records: every plugin that was found, in the order of loading.
     """
 
     def __init__(self, kinds: Mapping[str, type[Spec]]) -> None:
         self.kinds = kinds
-        self._entries: dict[tuple[str, str], list[Registered]] = {}
-        self._records: dict[tuple[str, str | None], PluginRecord] = {}
-
-    # --- lookup ------------------------------------------------------------------------------------------------------
+        self.records: list[PluginRecord] = []
 
     def get(self, kind: str, name: str) -> Registered:
         """The component of that kind and name.
@@ -75,12 +47,9 @@ class Registry:
             EnvironmentProblem: it is not installed, its plugin was not loaded, or two plugins provide it (exit code 3).
         """
         found = self.find(kind, name)
-        if found is not None:
-            return found
-        rivals = self._entries.get((kind, name), ())
-        if rivals:
-            raise explain_conflict(self.kinds[kind], name, [self.record_of(rival) for rival in rivals])
-        raise explain_missing(self.kinds[kind], name, self.names(kind), self.records)
+        if found is None:
+            raise self.problem(kind, name)
+        return found
 
     def find(self, kind: str, name: str) -> Registered | None:
         """The component of that kind and name, or None when there is none that can be used.
@@ -92,57 +61,84 @@ class Registry:
             raise EnvironmentProblem(
                 f"no loaded plugin knows the kind of component {kind!r}", f"known: {', '.join(self.kinds)}"
             )
-        entries = self._entries.get((kind, name), ())
-        reserved = next((entry for entry in entries if entry.reserved), None)
-        return reserved or (entries[0] if len(entries) == 1 else None)
+        claims = self._claims(kind, name)
+        return next((claim for claim in claims if claim.reserved or len(claims) == 1), None)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The usable names of a kind, sorted."""
-        return tuple(registered.name for registered in self.all(kind))
+        return tuple(found.name for found in self.all(kind))
 
     def all(self, kind: str) -> tuple[Registered, ...]:
         """The usable components of a kind, sorted by name."""
-        found = (self.find(kind, name) for entry_kind, name in sorted(self._entries) if entry_kind == kind)
-        return tuple(registered for registered in found if registered is not None)
+        claims = [claim for claim in self.everything() if claim.kind == kind]
+        usable = [claim for claim in claims if self.find(kind, claim.name) is claim]
+        return tuple(sorted(usable, key=lambda found: found.name))
 
     def everything(self) -> tuple[Registered, ...]:
         """The components of every kind, contested names included."""
-        return tuple(entry for entries in self._entries.values() for entry in entries)
+        return tuple(found for record in self.records for found in record.components)
 
     def rivals(self, registered: Registered) -> tuple[Registered, ...]:
         """Components of other plugins that claim the same kind and name."""
-        entries = self._entries.get((registered.kind, registered.name), ())
-        return tuple(entry for entry in entries if entry is not registered)
+        claims = self._claims(registered.kind, registered.name)
+        return tuple(claim for claim in claims if claim is not registered)
 
-    # --- plugins -----------------------------------------------------------------------------------------------------
+    def not_installed(self, kind: str) -> dict[str, str]:
+        """Announced components of a kind whose distribution is not installed, each with that distribution."""
+        installed = {canonical(record.distribution) for record in self.records if record.distribution}
+        return {
+            entry.removeprefix(f"{kind}."): distribution
+            for entry, distribution in sorted(announced().items())
+            if entry.startswith(f"{kind}.") and distribution not in installed
+        }
 
-    @property
-    def records(self) -> tuple[PluginRecord, ...]:
-        """A record of every plugin that was found, in the order of loading."""
-        return tuple(self._records.values())
+    def problem(self, kind: str, name: str, unusable: Mapping[str, str] = MappingProxyType({})) -> ArbError:
+        """Why a name that ``find`` does not find cannot be used, and what the user can do about it.
 
-    def record_of(self, registered: Registered) -> PluginRecord:
-        """The record of the plugin that a component comes from."""
-        return self._records[registered.plugin, registered.distribution]
+        ``unusable`` are registered names that cannot be used here, each with the reason.
+        """
+        noun, claims = self.kinds[kind].noun, self._claims(kind, name)
+        if claims:
+            rivals = [claim.plugin for claim in claims]
+            last = next((rival for rival in reversed(rivals) if rival.distribution), rivals[-1]).name
+            return EnvironmentProblem(
+                f"{noun} {name!r} is provided by more than one plugin: "
+                + " and ".join(rival.described for rival in rivals),
+                f"uninstall all but one of them, or disable one: ARB_PLUGINS_DISABLED={last}",
+            )
+        known, unloaded = announced(), [record for record in self.records if not record.is_loaded]
+        # A name stands for its family too: what brings `a` brings `a.b`.
+        source = known.get(f"{kind}.{name}") or known.get(f"{kind}.{name.partition('.')[0]}")
+        if source is not None:
+            owners = [record for record in self.records if canonical(record.distribution or "") == source]
+            if not owners:
+                return EnvironmentProblem(f"{noun} {name!r} is not installed", f"pip install {source}")
+            unloaded_owners = [owner for owner in owners if owner in unloaded]
+            if unloaded_owners:
+                return _may_come_from(noun, name, unloaded_owners)
+        names, absent = self.names(kind), self.not_installed(kind)
+        close = nearest(name, [*names, *absent])
+        suspects = [record for record in unloaded if record.status is not Status.BLOCKED]
+        if suspects and close is None:
+            return _may_come_from(noun, name, suspects)
+        hint = [f"did you mean {close!r}?"] if close else []
+        hint.append(f"available: {', '.join(each for each in names if each not in unusable) or 'none'}")
+        hint.extend(f"unavailable: {other} ({reason})" for other, reason in unusable.items())
+        hint.extend(f"not installed: {other} (pip install {absent[other]})" for other in absent)
+        hint.extend(f"not loaded: {_outcome(record)}" for record in unloaded)
+        if not known:
+            hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
+        return UsageProblem(f"no {noun} is called {name!r}", "\n".join(hint))
 
-    def note(self, record: PluginRecord) -> None:
-        """Keep, or replace, the record of a plugin."""
-        self._records[record.name, record.distribution] = record
+    def _claims(self, kind: str, name: str) -> list[Registered]:
+        return [found for found in self.everything() if found.name == name and found.kind == kind]
 
-    def add(self, specs: Iterable[Spec], record: PluginRecord, *, reserved: str = "") -> tuple[Registered, ...]:
-        """Add what a plugin provides; specs of the kind ``reserved`` cannot be contested."""
-        added = tuple(Registered(spec, record.name, record.distribution, spec.kind == reserved) for spec in specs)
-        for registered in added:
-            self._entries.setdefault((registered.kind, registered.name), []).append(registered)
-        return added
 
-    def of_plugin(self, record: PluginRecord) -> tuple[Registered, ...]:
-        """What a plugin provides, contested names included."""
-        origin = (record.name, record.distribution)
-        return tuple(entry for entry in self.everything() if (entry.plugin, entry.distribution) == origin)
+def _outcome(record: PluginRecord) -> str:
+    return f"plugin {record.described}, which {_OUTCOMES[record.status]}: {record.reason}"
 
-    def forget(self, record: PluginRecord) -> None:
-        """Remove a plugin's components and its record."""
-        for entry in self.of_plugin(record):
-            self._entries[entry.kind, entry.name].remove(entry)
-        self._records.pop((record.name, record.distribution), None)
+
+def _may_come_from(noun: str, name: str, suspects: Sequence[PluginRecord]) -> ArbError:
+    what = " or from ".join(_outcome(suspect) for suspect in suspects)
+    names = " ".join(suspect.name for suspect in suspects)
+    return EnvironmentProblem(f"{noun} {name!r} may come from {what}", f"see: arb plugins show {names}")

@@ -13,13 +13,11 @@ import attrs
 import pytest
 from attrs import define, field, frozen
 
-from arb_ternary.cli.plugins_commands import records_called
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
+from arb_ternary.plugins.discovery import PluginRecord, Registered, Status
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.records import PluginRecord, Status
-from arb_ternary.plugins.registry import Registered
 from arb_ternary.specs import resolve
 
 __all__ = ["Outcome", "check_plugin"]
@@ -110,9 +108,9 @@ def check_plugin(name: str, kind: str | None = None) -> int:
         EnvironmentProblem: it could not be loaded.
     """
     record = _record(name)
-    components = [found for found in manager().registry.of_plugin(record) if kind in (None, found.kind)]
+    components = [found for found in record.components if kind in (None, found.kind)]
     if not components:
-        provided = ", ".join(sorted({component for component, _ in record.components})) or "nothing"
+        provided = ", ".join(sorted({found.kind for found in record.components})) or "nothing"
         raise UsageProblem(f"plugin {name!r} provides no {kind or 'component'}", f"it provides: {provided}")
     outcomes = [_check_hook_module(record), *(_check_resolution(found) for found in components)]
     suited = [found for found in components if _suite(found)]
@@ -123,10 +121,10 @@ def check_plugin(name: str, kind: str | None = None) -> int:
 
 
 def _record(name: str) -> PluginRecord:
-    records = records_called(name)
+    records = manager().records_called(name)
     for record in records:
         if record.status is not Status.OK:
-            raise EnvironmentProblem(f"plugin {record.described}: {record.status}: {record.reason}")
+            raise EnvironmentProblem(record.fault)
     return records[0]
 
 

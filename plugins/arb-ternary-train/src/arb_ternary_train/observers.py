@@ -8,12 +8,9 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-import pluggy
-
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, ComponentError, nearest
-from arb_ternary.plugins.loader import HookManager, PluginFault, describe_exception
-from arb_ternary.plugins.surface import OBSERVATION, PREFIX, STATED
+from arb_ternary.plugins.hooks import OBSERVATION, PREFIX, STATED, HookManager, PluginFault, describe_exception
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
@@ -101,8 +98,6 @@ class RunObservers:
             self._relay.register(guarded, name)
         except PluginFault as fault:
             raise ComponentError(f"observer {name!r}: {fault.reason}") from fault
-        except pluggy.PluginValidationError as error:
-            raise ComponentError(f"observer {name!r}: {describe_exception(error)}") from error
 
     def _guard(self, observer: str, hook: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
         """An implementation that names its observer when it fails or, with an opinion, when it has one."""

@@ -12,8 +12,8 @@ from attrs import field, frozen
 
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError, ComponentError
+from arb_ternary.plugins.discovery import Registered
 from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.registry import Registered
 from arb_ternary_bench.quality.protocol import SECTIONS, TRIALS, Recipe
 from arb_ternary_bench.quality.sizes import STEP_TOKENS, TUNING_SEED, QualitySize, base_config
 from arb_ternary_train.config import RunConfig
