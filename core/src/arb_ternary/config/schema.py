@@ -25,10 +25,8 @@ __all__ = ["json_schema", "starter_config"]
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 _GIVEN = "in a resolved config: the options that the user wrote"
-#: Column of the help texts of a starter config.
-_COLUMN = 36
-#: Columns that a line of a starter config should keep to.
-_WIDTH = 112
+#: Column of the help texts of a starter config, and of the end of its lines.
+_COLUMN, _WIDTH = 36, 112
 
 
 def json_schema(cls: type[Any], registry: Registry) -> dict[str, Any]:
@@ -60,14 +58,13 @@ class _Builder:
         }
 
     def option(self, field: attrs.Attribute[Any]) -> dict[str, Any]:
-        schema = {**self.type(field.type)}
-        if rules := _rules(field.validator):
-            schema["allOf"] = rules
-        if text := field.metadata.get(HELP):
-            schema["description"] = text
-        if (default := default_of(field)) is not attrs.NOTHING:
-            schema["default"] = default
-        return schema
+        rules, text, default = _rules(field.validator), field.metadata.get(HELP), default_of(field)
+        return {
+            **self.type(field.type),
+            **({"allOf": rules} if rules else {}),
+            **({"description": text} if text else {}),
+            **({} if default is attrs.NOTHING else {"default": default}),
+        }
 
     def type(self, t: Any) -> dict[str, Any]:
         arguments = get_args(t)

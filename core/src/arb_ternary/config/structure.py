@@ -11,7 +11,7 @@ and the choices of ``config.choice``, nested to any depth. Nothing is converted 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path as FilePath
@@ -44,18 +44,21 @@ GIVEN = "given"
 _RESERVED = frozenset({"name", GIVEN})
 #: What the plain values of a type are, by its shape.
 _WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}
-_PLAIN: Mapping[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    FilePath: "a path",
-    **dict.fromkeys((None, NoneType), "null"),
-}
 
 
 class _WholeNumberKey(int):
     """A key that may be written as text: those of an override are."""
+
+
+#: Scalars in words that complete "must be ...".
+_PLAIN: Mapping[Any, str] = {
+    **dict.fromkeys((int, _WholeNumberKey), "a whole number"),
+    bool: "true or false",
+    float: "a number",
+    str: "text",
+    FilePath: "a path",
+    NoneType: "null",
+}
 
 
 def structure(cls: type[T], document: Document, registry: Registry) -> T:
@@ -97,7 +100,7 @@ class _Structurer:
         self.converter = Converter(detailed_validation=True)
         # For every type, so that cattrs' own, lenient hooks are kept out; those of scalars it looks up by class first.
         self.converter.register_structure_hook_factory(lambda _: True, self.hook_for)
-        for scalar in (bool, int, float, str, FilePath, NoneType, _WholeNumberKey):
+        for scalar in _PLAIN:
             self.converter.register_structure_hook(scalar, _scalar)
 
     def attempt(self, value: Any, t: Any, path: Path = ()) -> tuple[Any, list[Fault]]:
@@ -215,19 +218,19 @@ class _Structurer:
 
 
 def _scalar(value: Any, t: Any) -> Any:
+    if type(value) is t:
+        return value
     if shape_of(t) == "literal":
         for literal in get_args(t):
             if type(value) is type(literal) and value == literal:
                 return literal
-    elif type(value) is t:
-        return value
     elif t is FilePath and isinstance(value, str):
         return FilePath(value)
     elif t is float and type(value) is int:
         return float(value)
     elif t is _WholeNumberKey and (type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?\d+", value))):
         return int(value)
-    raise _mismatch(value, int if t is _WholeNumberKey else t)
+    raise _mismatch(value, t)
 
 
 def _mismatch(value: Any, t: Any) -> Faulty:
@@ -244,11 +247,9 @@ def describe_type(t: Any) -> str:
     """A type in words that complete "must be ..."."""
     match shape_of(t):
         case "literal":
-            return _either(
-                [f"'{value}'" if isinstance(value, str) else _describe_value(value) for value in get_args(t)]
-            )
+            return _either(repr(each) if isinstance(each, str) else _describe_value(each) for each in get_args(t))
         case "union":
-            return _either([describe_type(arm) for arm in get_args(t)])
+            return _either(map(describe_type, get_args(t)))
         case "list":
             return "a list"
         case "choice":
@@ -259,19 +260,16 @@ def describe_type(t: Any) -> str:
 
 def _describe_value(value: Any) -> str:
     """A value in words that complete "not ..."."""
+    if isinstance(value, Mapping | list | tuple):
+        return "a mapping" if isinstance(value, Mapping) else "a list"
     if isinstance(value, str):
         return f"{value!r} (text)"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _either(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterator[Fault]:
