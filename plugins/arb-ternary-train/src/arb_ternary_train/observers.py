@@ -41,7 +41,7 @@ class RunObservers:
         self._opinion: tuple[str, Any] | None = None
         self.names: tuple[str, ...] = tuple(objects)
         # pluggy calls the last one registered first.
-        for name, observer in reversed(objects.items()):
+        for name, observer in reversed(list(objects.items())):
             self._add(name, observer)
 
     def call(self, hook: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -38,7 +38,7 @@ def compare(configs: tuple[Path, ...], seeds: int, out: Path | None, overrides: 
     Speed and memory are also given as ratios to the first config: machines differ, ratios less so.
     """
     from arb_ternary.errors import UsageProblem
-    from arb_ternary_train import compare as comparison
+    from arb_ternary_bench import compare as comparison
     from arb_ternary_train.directory import write_json
 
     if len({config.stem for config in configs}) != len(configs):
