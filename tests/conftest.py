@@ -16,7 +16,7 @@ def _the_registry_is_left_unchanged() -> Iterator[None]:
     assert _components() == before, "a test left plugins loaded or unloaded; call reset_manager() when it ends"
 
 
-def _components() -> list[tuple[str, str, tuple[str, str]]]:
+def _components() -> list[tuple[str, str, str, str]]:
     plugins = manager()
     return [
         (record.name, str(record.status), found.kind, found.name)

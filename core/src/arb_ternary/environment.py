@@ -18,8 +18,7 @@ from arb_ternary.errors import UsageProblem, nearest
 
 __all__ = ["VARIABLES", "Variable", "for_child", "given", "left_unchanged", "unrecognised"]
 
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
+_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
 
 
 @frozen
@@ -35,29 +34,18 @@ class Variable:
         return os.environ.get(self.name, self.default)
 
     def flag(self) -> bool:
-        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value.
-
-        Raises:
-            UsageProblem: the value is something else.
-        """
+        """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value; no other."""
         value = self.read().strip().lower()
-        if value in _TRUE:
-            return True
-        if value in _FALSE:
-            return False
-        raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
+        if value not in _SWITCH:
+            raise UsageProblem(f"{self.name}: {self.read()!r} is neither on nor off", "use 1 or 0")
+        return _SWITCH[value]
 
     def integer(self) -> int:
-        """The value as a number, 0 or more; an empty value is the default.
-
-        Raises:
-            UsageProblem: the value is no such number.
-        """
+        """The value as a number, which must be 0 or more; an empty value is the default."""
         value = self.read().strip() or self.default
         if not (value.isascii() and value.isdecimal()):
-            raise UsageProblem(
-                f"{self.name}: {value!r} is not a whole number of 0 or more", f"unset, it is {self.default}"
-            )
+            what = f"{self.name}: {value!r} is not a whole number of 0 or more"
+            raise UsageProblem(what, f"unset, it is {self.default}")
         return int(value)
 
     def names(self) -> tuple[str, ...]:
@@ -92,17 +80,8 @@ CUDA_VISIBLE_DEVICES: Final = Variable(
     "CUDA_VISIBLE_DEVICES", "all", "the driver's own list of visible devices; an empty one hides them all"
 )
 
-#: The variables that the core itself reads.
-VARIABLES: Final = (
-    PLUGINS,
-    PLUGINS_DISABLED,
-    PLUGINS_STRICT,
-    TRACE_PLUGINS,
-    BACKEND,
-    STRICT,
-    DECODE_CACHE_MB,
-    CUDA_VISIBLE_DEVICES,
-)
+#: The variables that the core itself reads: those above.
+VARIABLES: Final = tuple(value for value in list(globals().values()) if isinstance(value, Variable))
 
 
 def given(variables: Iterable[Variable]) -> dict[str, str]:

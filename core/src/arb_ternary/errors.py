@@ -28,9 +28,8 @@ __all__ = [
 class ArbError(Exception):
     """A failure that the user can understand and act on.
 
-    Args:
-        what: one sentence, path or name first: what is wrong and where.
-        hint: what to do about it; may span lines. Empty when there is nothing to add.
+    ``what`` is one sentence, path or name first: what is wrong and where. ``hint`` is what to do about it; it may span
+    lines, and is empty when there is nothing to add.
     """
 
     exit_code = 1

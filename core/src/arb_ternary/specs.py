@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from attrs import field, frozen
 from attrs.validators import deep_iterable, in_, instance_of, matches_re, optional
@@ -41,35 +41,28 @@ TARGET_PATTERN = r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 #: What an optimizer can train.
 TrainedPart = Literal["ternary", "float", "stored"]
 
-_name = matches_re(re.compile(NAME_PATTERN))
-_target = matches_re(re.compile(TARGET_PATTERN))
+_name = [instance_of(str), matches_re(re.compile(NAME_PATTERN))]
+_target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
+
+T = TypeVar("T")
 
 
 # Typed, because a type checker cannot infer the element type of a bare ``tuple`` or ``frozenset`` as a converter.
 
 
-def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
+def _as_tuple(values: Iterable[T]) -> tuple[T, ...]:
     return tuple(values)
 
 
-def _as_variables(values: Iterable[Variable]) -> tuple[Variable, ...]:
-    return tuple(values)
-
-
-def _as_parts(values: Iterable[TrainedPart]) -> frozenset[TrainedPart]:
+def _as_set(values: Iterable[T]) -> frozenset[T]:
     return frozenset(values)
 
 
 def resolve(target: str) -> Any:
-    """Import ``"module:attribute"`` and return the attribute.
-
-    Raises:
-        ImportError: the module cannot be imported.
-        AttributeError: the module has no such attribute.
-    """
+    """Import ``"module:attribute"`` (or ``"module"``) and return the attribute (or the module)."""
     module_name, _, attribute = target.partition(":")
     found: Any = import_module(module_name)
-    for part in attribute.split("."):
+    for part in filter(None, attribute.split(".")):
         found = getattr(found, part)
     return found
 
@@ -115,12 +108,12 @@ class Spec:
     noun: ClassVar[str]
     conformance: ClassVar[str | None] = None
 
-    name: str = field(validator=[instance_of(str), _name])
-    target: str = field(validator=[instance_of(str), _target])
+    name: str = field(validator=_name)
+    target: str = field(validator=_target)
     config: str | None = field(default=None, validator=optional(_target))
     summary: str = field(default="", validator=instance_of(str))
     variables: tuple[Variable, ...] = field(
-        default=(), converter=_as_variables, validator=deep_iterable(instance_of(Variable))
+        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(Variable))
     )
     libraries: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
@@ -138,7 +131,7 @@ class BackendSpec(Spec):
 
     kind, hook, noun = "backend", "arb_register_backends", "backend"
 
-    probe: str = field(validator=[instance_of(str), _target])
+    probe: str = field(validator=_target)
     priority: int = field(default=10, validator=instance_of(int))
     devices: tuple[str, ...] = field(default=("cpu",), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
@@ -156,7 +149,7 @@ class OptimizerSpec(Spec):
     kind, hook, noun = "optimizer", "arb_register_optimizers", "optimizer"
 
     accepts: frozenset[TrainedPart] = field(
-        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
+        converter=_as_set, validator=deep_iterable(in_(("ternary", "float", "stored")))
     )
 
 
@@ -213,7 +206,7 @@ class DocumentSpec(Spec):
 
     kind, hook, noun = "document", "arb_register_documents", "kind of config file"
 
-    config: str = field(validator=[instance_of(str), _target])
+    config: str = field(validator=_target)
     command: str = field(validator=instance_of(str))
 
 
@@ -228,12 +221,12 @@ class StarterSpec(Spec):
 
     kind, hook, noun = "starter", "arb_register_starters", "starter config"
 
-    document: str = field(default="run", validator=[instance_of(str), _name])
+    document: str = field(default="run", validator=_name)
     priority: int = field(default=10, validator=instance_of(int))
 
 
 #: The kinds of the core.
-KINDS: Final[tuple[type[Spec], ...]] = (
+KINDS: Final = (
     BackendSpec,
     OptimizerSpec,
     MaskingSpec,

@@ -313,9 +313,9 @@ class Terminal(io.StringIO):
 
 
 def test_a_table_is_aligned_plain_text_in_a_pipe(capsys):
-    print_table(("name", "size"), [("a", 1), ("longer", None)], title="things")
+    print_table(("name", "size"), [("a", 1), ("longer", None)])
 
-    assert capsys.readouterr().out == "things\nname    size\na       1\nlonger\n"
+    assert capsys.readouterr().out == "name    size\na       1\nlonger\n"
 
 
 def test_a_table_without_rows_still_has_its_head(capsys):

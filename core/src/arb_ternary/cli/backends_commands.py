@@ -8,16 +8,15 @@ import click
 
 from arb_ternary.backends.select import candidates, get_backend, request_backend, select
 from arb_ternary.cli.options import as_json
+from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.manager import manager
 
 __all__ = ["describe_backends", "explain", "list_backends"]
 
-_device = click.option("--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps.")
-
 
 @click.command("list")
-@_device
+@device_option
 @as_json
 def list_backends(device: str, as_json: bool) -> None:
     """Every backend, whether it can be used on the device, and why (not)."""
@@ -25,14 +24,13 @@ def list_backends(device: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ("status", "priority", "distribution", "devices", "reason")
-    shown = [{**row, "devices": " ".join(row["devices"])} for row in rows]
-    print_table(("backend", *columns), [[row[column] for column in ("name", *columns)] for row in shown])
+    shown = [{**row, "devices": " ".join(row["devices"])}.values() for row in rows]
+    print_table(("backend", "status", "priority", "distribution", "devices", "reason"), [list(row) for row in shown])
 
 
 @click.command("explain")
 @click.option("--backend", default=None, help="Explain this choice instead of ARB_TERNARY_BACKEND or auto.")
-@_device
+@device_option
 @as_json
 def explain(backend: str | None, device: str, as_json: bool) -> None:
     """Which backend is used on the device, why, what it promises, and which ops the reference does for it."""
@@ -64,26 +62,22 @@ def explain(backend: str | None, device: str, as_json: bool) -> None:
 
 def describe_backends(device: str) -> list[dict[str, Any]]:
     """Registered backends, best first, then the announced ones that are not installed, as JSON values."""
-    registered: list[dict[str, Any]] = [
-        {
-            "name": candidate.name,
-            "status": "usable" if candidate.usable else "unusable",
-            "priority": candidate.spec.priority,
-            "distribution": candidate.distribution,
-            "devices": list(candidate.spec.devices),
-            "reason": candidate.reason,
-        }
-        for candidate in candidates(device)
-    ]
-    absent: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "status": "not installed",
-            "priority": None,
-            "distribution": distribution,
-            "devices": [],
-            "reason": f"pip install {distribution}",
-        }
+
+    def row(name: str, status: str, priority: int | None, source: str | None, devices: Any, why: str) -> dict[str, Any]:
+        facts = {"name": name, "status": status, "priority": priority, "distribution": source}
+        return {**facts, "devices": list(devices), "reason": why}
+
+    return [
+        row(
+            one.name,
+            "usable" if one.usable else "unusable",
+            one.spec.priority,
+            one.distribution,
+            one.spec.devices,
+            one.reason,
+        )
+        for one in candidates(device)
+    ] + [
+        row(name, "not installed", None, distribution, (), f"pip install {distribution}")
         for name, distribution in manager().registry.not_installed("backend").items()
     ]
-    return registered + absent

@@ -15,6 +15,7 @@ from arb_ternary import API_VERSION, __version__
 from arb_ternary.backends.select import request_backend, select
 from arb_ternary.cli.backends_commands import describe_backends
 from arb_ternary.cli.options import as_json
+from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.environment import PLUGINS, given, unrecognised
 from arb_ternary.errors import ArbError, EnvironmentProblem, render
@@ -28,7 +29,7 @@ _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 
 
 @click.command()
-@click.option("--device", default="cpu", show_default=True, help="Device to ask about, e.g. cpu, cuda:0, mps.")
+@device_option
 @click.option("--report", is_flag=True, help="Print a Markdown report with every installed distribution.")
 @as_json
 def doctor(device: str, report: bool, as_json: bool) -> int:
@@ -37,18 +38,28 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
     Exits with 2 when the environment names something unknown, with 3 when it names something that cannot work.
     """
     problems: list[ArbError] = []
-    disk = shutil.disk_usage(Path.cwd())
+    folder, interface, python = Path.cwd(), ".".join(map(str, API_VERSION)), platform.python_version()
+    (torch, torch_line), (backend, backend_line) = _torch(problems), _backend(device, problems)
+    disk = shutil.disk_usage(folder)
     facts: dict[str, Any] = {
-        "arb": {"version": __version__, "plugin_interface": ".".join(map(str, API_VERSION))},
-        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
-        "torch": _torch_facts(problems),
+        "arb": {"version": __version__, "plugin_interface": interface},
+        "python": {"version": python, "executable": sys.executable, "platform": platform.platform()},
+        "torch": torch,
         "distributions": _versions(every=report),
         "plugins": [record.to_json() for record in manager().records],
-        "backend": _backend_facts(device, problems),
+        "backend": backend,
         "backends": describe_backends(device),
         "environment": given(manager().variables),
         "unrecognised_variables": unrecognised(manager().variables),
-        "disk": {"folder": str(Path.cwd()), "free_bytes": disk.free, "total_bytes": disk.total},
+        "disk": {"folder": str(folder), "free_bytes": disk.free, "total_bytes": disk.total},
+    }
+    lines = {
+        "arb": f"{__version__} (plugins {interface})",
+        "python": f"{python} ({sys.executable})",
+        "platform": facts["python"]["platform"],
+        "torch": torch_line,
+        "backend": backend_line,
+        "disk": f"{disk.free / 2**30:.1f} GiB free of {disk.total / 2**30:.1f} in {folder}",
     }
     # A plugin that ARB_PLUGINS asks for by name has to work; one that is merely installed has not.
     problems += [
@@ -56,31 +67,45 @@ def doctor(device: str, report: bool, as_json: bool) -> int:
         for record in manager().records
         if record.name in PLUGINS.names() and record.status not in (Status.OK, Status.BLOCKED)
     ]
-    facts["problems"] = [{"what": problem.what, "hint": problem.hint} for problem in problems]
     if as_json:
-        print_json(facts)
+        print_json({**facts, "problems": [{"what": problem.what, "hint": problem.hint} for problem in problems]})
     else:
         click.echo("```text\n" if report else "", nl=False)
-        _print_text(facts)
+        _print_text(lines, facts)
         click.echo("```\n" if report else "", nl=False)
     for problem in problems:
         click.echo(render(problem), err=True)
     return min((problem.exit_code for problem in problems), default=0)
 
 
-def _torch_facts(problems: list[ArbError]) -> dict[str, Any]:
+def _torch(problems: list[ArbError]) -> tuple[dict[str, Any], str]:
     try:
         import torch
     except Exception as error:  # a broken shared library raises OSError, and the report must come out all the same
         problems.append(EnvironmentProblem(f"torch cannot be imported: {type(error).__name__}: {error}"))
-        return {"version": None}
-    return {
-        "version": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-    }
+        return {"version": None}, "cannot be imported"
+    threads, cpu, built = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), torch.version
+    accelerator = f"CUDA {built.cuda}" if built.cuda else f"HIP {built.hip}" if built.hip else "CPU only"
+    return (
+        {"version": torch.__version__, "threads": threads, "cpu_capability": cpu, "cuda": built.cuda, "hip": built.hip},
+        f"{torch.__version__}, {threads} threads, {cpu}, {accelerator}",
+    )
+
+
+def _backend(device: str, problems: list[ArbError]) -> tuple[dict[str, Any], str]:
+    request = request_backend(device=device)
+    try:
+        selection = select(request)
+        name, reason, rejected = selection.name, selection.reason, selection.rejected
+    except ArbError as error:
+        problems.append(error)
+        name, reason, rejected = None, error.what, ()
+    facts = {"request": request.value, "source": request.source, "device": device, "name": name, "reason": reason}
+    source = "auto" if request.source == "default" else f"{request.value!r} from {request.source}"
+    return (
+        {**facts, "rejected": [{"name": other, "reason": why} for other, why in rejected]},
+        f"{name or 'none'} on {device}, {source}: {reason}",
+    )
 
 
 def _versions(*, every: bool) -> dict[str, str]:
@@ -94,29 +119,8 @@ def _versions(*, every: bool) -> dict[str, str]:
     return {name: found[name] for name in wanted if name in found}
 
 
-def _backend_facts(device: str, problems: list[ArbError]) -> dict[str, Any]:
-    request = request_backend(device=device)
-    facts: dict[str, Any] = {"request": request.value, "source": request.source, "device": device}
-    try:
-        selection = select(request)
-    except ArbError as error:
-        problems.append(error)
-        return {**facts, "name": None, "reason": error.what, "rejected": []}
-    rejected = [{"name": name, "reason": reason} for name, reason in selection.rejected]
-    return {**facts, "name": selection.name, "reason": selection.reason, "rejected": rejected}
-
-
-def _print_text(facts: dict[str, Any]) -> None:
-    torch, disk, backend = facts["torch"], facts["disk"], facts["backend"]
-    lines = [
-        ("arb", f"{facts['arb']['version']} (plugins {facts['arb']['plugin_interface']})"),
-        ("python", f"{facts['python']['version']} ({facts['python']['executable']})"),
-        ("platform", facts["python"]["platform"]),
-        ("torch", _torch_line(torch)),
-        ("backend", f"{backend['name'] or 'none'} on {backend['device']}, {_source(backend)}: {backend['reason']}"),
-        ("disk", f"{disk['free_bytes'] / 2**30:.1f} GiB free of {disk['total_bytes'] / 2**30:.1f} in {disk['folder']}"),
-    ]
-    for label, text in lines:
+def _print_text(lines: dict[str, str], facts: dict[str, Any]) -> None:
+    for label, text in lines.items():
         click.echo(f"{label:<9} {text}")
     click.echo()
     plugins = [{**row, "distribution": row["distribution"] or row["module"]} for row in facts["plugins"]]
@@ -134,14 +138,3 @@ def _print_text(facts: dict[str, Any]) -> None:
         click.echo("no environment variable of arb is set")
     for name, close in facts["unrecognised_variables"].items():
         click.echo(f"{name} is not a variable of arb" + (f"; did you mean {close}?" if close else ""))
-
-
-def _torch_line(torch: dict[str, Any]) -> str:
-    if torch["version"] is None:
-        return "cannot be imported"
-    accelerator = f"CUDA {torch['cuda']}" if torch["cuda"] else f"HIP {torch['hip']}" if torch["hip"] else "CPU only"
-    return f"{torch['version']}, {torch['threads']} threads, {torch['cpu_capability']}, {accelerator}"
-
-
-def _source(backend: dict[str, Any]) -> str:
-    return f"{backend['request']!r} from {backend['source']}" if backend["source"] != "default" else "auto"

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem
+from arb_ternary.errors import ComponentError, EnvironmentProblem
 from arb_ternary.plugins.discovery import Registered
 from arb_ternary.plugins.manager import manager
 
@@ -54,32 +54,17 @@ class RegistryGroup(click.Group):
             formatter.write_dl([(name, found.spec.summary) for name, found in self.registered().items()])
 
 
-def _import_command(registered: Registered) -> click.Command:
+def _import_command(found: Registered) -> click.Command:
     try:
-        command = registered.load()
-    except ArbError:
-        raise
+        command = found.load()
     except (ImportError, AttributeError) as error:
-        raise EnvironmentProblem(
-            f"{registered.described} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise EnvironmentProblem(f"{found.described} cannot be imported: {reason}") from error
     if not isinstance(command, click.Command):
-        raise ComponentError(
-            f"{registered.described}: {registered.spec.target} is {command!r}, which is not a click command"
-        )
+        raise ComponentError(f"{found.described}: {found.spec.target} is {command!r}, which is not a click command")
     return command
 
 
-@click.group(cls=RegistryGroup, prefix="config.")
-def config() -> None:
-    """Write, check and explain config files."""
-
-
-@click.group(cls=RegistryGroup, prefix="plugins.")
-def plugins() -> None:
-    """List, inspect, check and write plugins."""
-
-
-@click.group(cls=RegistryGroup, prefix="backends.")
-def backends() -> None:
-    """List the kernel backends and explain the choice."""
+config = RegistryGroup(name="config", prefix="config.", help="Write, check and explain config files.")
+plugins = RegistryGroup(name="plugins", prefix="plugins.", help="List, inspect, check and write plugins.")
+backends = RegistryGroup(name="backends", prefix="backends.", help="List the kernel backends and explain the choice.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,26 +20,32 @@ __all__ = ["arb", "main"]
 _INTERFACE = ".".join(map(str, API_VERSION))
 
 
+class _StandardError(logging.Handler):
+    """Writes to whatever standard error is at that moment, so that a progress bar or a test can redirect it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
 @click.group(cls=RegistryGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @plugin_files
 @click.version_option(__version__, prog_name="arb", message=f"%(prog)s %(version)s (plugins {_INTERFACE})")
 def arb() -> None:
     """Train, convert and ship pure-ternary neural networks."""
-    from arb_ternary.cli.log import log_to_standard_error
-
-    log_to_standard_error()
+    # Only the command line shows the program's log, such as the choice of a backend: a library leaves logging alone.
+    logger = logging.getLogger("arb_ternary")
+    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
+        logger.addHandler(_StandardError())
+        logger.setLevel(logging.INFO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``arb`` and return its exit code: 0 ok, 1 failure, 2 usage or config, 3 environment, 130 interrupted.
 
-    Args:
-        arguments: the command line without the program's name; None takes it from ``sys.argv``.
+    ``arguments`` are the command line without the program's name; None takes it from ``sys.argv``.
     """
     try:
-        result: Any = arb.main(
-            args=None if arguments is None else list(arguments), prog_name="arb", standalone_mode=False
-        )
+        result: Any = arb.main(arguments, prog_name="arb", standalone_mode=False)
     except ArbError as error:
         click.echo(render(error), err=True)
         return error.exit_code

@@ -17,26 +17,20 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; a cell is anything with a text, None an empty cell. Nothing wraps or is cut outside a terminal."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _print_rich(columns, cells, title)
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for row in [columns, *cells]:
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
-    if title:
-        click.echo(title)
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for row in [columns, *cells]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for row in rows:
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for row in cells:
         table.add_row(*map(Text, row))
     Console().print(table)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from importlib.metadata import Distribution, distributions
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from arb_ternary import __version__
 from arb_ternary.specs import resolve
@@ -93,15 +93,9 @@ class PluginRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
-        return {
-            "name": self.name,
-            "distribution": self.distribution,
-            "version": self.version,
-            "module": self.module,
-            "status": str(self.status),
-            "reason": self.reason,
-            "components": [{"kind": found.kind, "name": found.name} for found in self.components],
-        }
+        stated = asdict(self, recurse=False, filter=lambda attribute, _: attribute.name != "hook_module")
+        components = [{"kind": found.kind, "name": found.name} for found in self.components]
+        return {**stated, "status": str(self.status), "components": components}
 
 
 @frozen(eq=False)

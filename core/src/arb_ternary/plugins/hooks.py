@@ -45,14 +45,7 @@ OBSERVATION: Final = tuple(name for name in STATED if _GROUPS.get(name, "observe
 
 @frozen
 class HookFacts:
-    """A hook for listings.
-
-    Attributes:
-        name: the hook.
-        group: ``registration``, ``information``, ``selection`` or ``observer``.
-        arguments: names of the arguments; an implementation takes any subset of them.
-        documentation: when the hook is called, how often, and what None means.
-    """
+    """A hook for listings; ``group`` is ``registration``, ``information``, ``selection`` or ``observer``."""
 
     name: str
     group: str
@@ -92,8 +85,11 @@ class PluginFault(Exception):
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
-        self.reason = reason
+        self.status, self.reason = status, reason
+
+
+def _failed(reason: str) -> PluginFault:
+    return PluginFault(Status.FAILED, reason)
 
 
 def describe_exception(error: BaseException) -> str:
@@ -110,14 +106,13 @@ def as_faults() -> Iterator[None]:
     except PluginFault:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginFault(Status.FAILED, describe_exception(error)) from error
+        raise _failed(describe_exception(error)) from error
 
 
 class HookManager(pluggy.PluginManager):
-    """pluggy's manager with the hooks of this program; what pluggy would pass over in silence is a fault.
+    """pluggy's manager with the hooks of this program; whatever is wrong with a plugin is a :class:`PluginFault`.
 
-    Attributes:
-        kinds: the kinds of component whose registration hooks exist, by name.
+    ``kinds`` are the kinds of component whose registration hooks exist, by name.
     """
 
     def __init__(self) -> None:
@@ -136,12 +131,7 @@ class HookManager(pluggy.PluginManager):
         return {options.get("specname") or name: options for name, options in found if options is not None}
 
     def check(self, plugin: object) -> None:
-        """Look for what pluggy would ignore.
-
-        Raises:
-            PluginFault: a function is marked as the implementation of a hook that does not exist, or a function has the
-                name of a hook and no mark, or there is no implementation at all.
-        """
+        """Refuse what pluggy ignores: an implementation of no hook, a hook's name without the mark, no hook at all."""
         found, hooks = self.implementations(plugin), self.hooks
         for hook, options in found.items():
             if hook not in hooks and not options.get("optionalhook"):
@@ -150,9 +140,9 @@ class HookManager(pluggy.PluginManager):
                 raise PluginFault(Status.UNKNOWN_HOOK, f"no hook is called {hook!r}{suggestion}")
         for hook in hooks:
             if hook not in found and callable(getattr(plugin, hook, None)):
-                raise PluginFault(Status.FAILED, f"{hook} is not marked with @arb_ternary.hookimpl")
+                raise _failed(f"{hook} is not marked with @arb_ternary.hookimpl")
         if not found:
-            raise PluginFault(Status.FAILED, f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
+            raise _failed(f"it implements no hook ({PREFIX}... marked with @arb_ternary.hookimpl)")
 
     def register(self, plugin: object, name: str | None = None) -> str | None:
         """As pluggy does, but what it refuses is a :class:`PluginFault`."""
@@ -161,7 +151,7 @@ class HookManager(pluggy.PluginManager):
         except pluggy.PluginValidationError as error:
             # The line that says what is wrong comes last, under several that say where.
             text = " ".join(str(error).strip().splitlines())
-            raise PluginFault(Status.FAILED, f"{type(error).__name__}: {text}") from error
+            raise _failed(f"{type(error).__name__}: {text}") from error
 
     def call_alone(self, plugin: object, hook: str) -> list[Any]:
         """Call a hook without arguments on one plugin only, so that a failure is that plugin's."""
@@ -170,11 +160,7 @@ class HookManager(pluggy.PluginManager):
         return results
 
     def kinds_of(self, plugin: object) -> list[type[Spec]]:
-        """The kinds of component that a plugin adds; it is not registered yet.
-
-        Raises:
-            PluginFault: its hook fails, or returns what is no kind.
-        """
+        """The kinds of component that a plugin adds; it is not registered yet."""
         if _KINDS_HOOK not in self.implementations(plugin):
             return []
         scout = HookManager()  # of its own: the hooks of other kinds, which the plugin may implement, are not known yet
@@ -184,19 +170,14 @@ class HookManager(pluggy.PluginManager):
         for kind in kinds:
             own = vars(kind) if isinstance(kind, type) and issubclass(kind, Spec) else {}
             if not own.keys() >= {"kind", "hook", "noun"} or not kind.hook.startswith(f"{PREFIX}register_"):
-                raise PluginFault(
-                    Status.FAILED,
+                raise _failed(
                     f"{_KINDS_HOOK} returned {kind!r}; every item must be a subclass of Spec with a kind, a noun, and "
                     f"a hook {PREFIX}register_...",
                 )
         return kinds
 
     def add_kinds(self, kinds: Sequence[type[Spec]]) -> None:
-        """Let plugins register components of these kinds.
-
-        Raises:
-            PluginFault: a kind or its hook exists.
-        """
+        """Let plugins register components of these kinds, which are new."""
         for kind in kinds:
             if kind.kind in self.kinds or kind.hook in self.hooks:
                 raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already")
@@ -205,18 +186,13 @@ class HookManager(pluggy.PluginManager):
             self.add_hookspecs(type("Registration", (), _registration_hooks(kinds)))
 
     def take_in(self, plugin: object, name: str) -> list[Spec]:
-        """Register a plugin and return every component that it provides.
-
-        Raises:
-            PluginFault: something is wrong with it; nothing of it is registered.
-        """
+        """Register a plugin and return every component that it provides; after a :class:`PluginFault` it is unknown."""
         self.check(plugin)
         for hook, options in self.implementations(plugin).items():
             if hook in OBSERVATION:
-                reason = f"{hook} is called on the observers of a run only: register a tracker that implements it"
-                raise PluginFault(Status.FAILED, reason)
+                raise _failed(f"{hook} is called on the observers of a run only: register a tracker that implements it")
             if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginFault(Status.FAILED, f"{hook} is a wrapper; only hooks of a run can be wrapped")
+                raise _failed(f"{hook} is a wrapper; only hooks of a run can be wrapped")
         try:
             with as_faults():
                 self.register(plugin, name)
@@ -232,14 +208,11 @@ class HookManager(pluggy.PluginManager):
         for kind in self.kinds.values():
             for result in self.call_alone(plugin, kind.hook):
                 if not isinstance(result, Sequence) or isinstance(result, str):
-                    reason = f"{kind.hook} returned {result!r}; it must return a sequence of {kind.__name__}"
-                    raise PluginFault(Status.FAILED, reason)
+                    raise _failed(f"{kind.hook} returned {result!r}; it must return a sequence of {kind.__name__}")
                 for spec in result:
                     if not isinstance(spec, kind):
-                        reason = f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}"
-                        raise PluginFault(Status.FAILED, reason)
+                        raise _failed(f"{kind.hook} returned {spec!r}; every item must be a {kind.__name__}")
                     if (kind.kind, spec.name) in specs:
-                        reason = f"{kind.hook} returned two {kind.kind}s called {spec.name!r}"
-                        raise PluginFault(Status.FAILED, reason)
+                        raise _failed(f"{kind.hook} returned two {kind.kind}s called {spec.name!r}")
                     specs[kind.kind, spec.name] = spec
         return list(specs.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from arb_ternary import API_VERSION
 from arb_ternary.errors import UsageProblem
 from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.hooks import PluginFault, as_faults
+from arb_ternary.specs import resolve
 
 __all__ = ["ATTRIBUTE", "check_version", "import_file", "import_object", "incompatibility"]
 
@@ -20,16 +20,9 @@ ATTRIBUTE = "ARB_API_VERSION"
 
 
 def import_object(value: str) -> object:
-    """The hook module (or ``module:attribute``) that an entry point names.
-
-    Raises:
-        PluginFault: it cannot be imported, for whatever reason.
-    """
-    module_name, _, attribute = value.partition(":")
+    """The hook module (or ``module:attribute``) that an entry point names; else a :class:`PluginFault`."""
     with as_faults():
-        found: object = import_module(module_name)
-        for part in filter(None, attribute.split(".")):
-            found = getattr(found, part)
+        found: object = resolve(value)
     return found
 
 
@@ -65,11 +58,7 @@ def import_file(path: Path) -> object:
 
 
 def check_version(plugin: object) -> None:
-    """Hold the interface version that ``plugin`` declares against this program's.
-
-    Raises:
-        PluginFault: it does not fit, or there is none.
-    """
+    """Raise a :class:`PluginFault` unless the interface version that ``plugin`` declares fits this program's."""
     reason = incompatibility(getattr(plugin, ATTRIBUTE, None))
     if reason is not None:
         raise PluginFault(Status.INCOMPATIBLE, reason)

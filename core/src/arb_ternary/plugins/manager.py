@@ -44,22 +44,14 @@ class Plugins:
         return tuple({variable.name: variable for variable in (*environment.VARIABLES, *declared)}.values())
 
     def records_called(self, name: str) -> list[PluginRecord]:
-        """The records of the plugins of that name: several where distributions are in conflict over it.
-
-        Raises:
-            UsageProblem: there is none.
-        """
+        """The records of the plugins of that name: several where distributions are in conflict over it."""
         found = [record for record in self.records if record.name == name]
         if not found:
             raise _no_plugin(name, sorted(record.name for record in self.records))
         return found
 
     def plugin_info(self, name: str) -> Mapping[str, str]:
-        """What the plugin called ``name`` says about itself; empty when it says nothing or is not loaded.
-
-        Raises:
-            ComponentError: its ``arb_plugin_info`` fails or returns something other than text by name.
-        """
+        """What the plugin called ``name`` says about itself; empty when it says nothing or is not loaded."""
         plugin = self._relay.get_plugin(name)
         try:
             found = [] if plugin is None else self._relay.call_alone(plugin, "arb_plugin_info")
@@ -114,9 +106,7 @@ class Plugins:
     def register(self, plugin: object, name: str | None = None) -> PluginRecord:
         """Take in a module or an object with hook implementations, as a notebook does.
 
-        Args:
-            plugin: the module or object; it may leave out ``ARB_API_VERSION``.
-            name: its name; by default that of the module or class.
+        It may leave out ``ARB_API_VERSION``; its name is by default that of the module or class.
 
         Raises:
             UsageProblem: a plugin of that name is loaded.
@@ -127,11 +117,7 @@ class Plugins:
         return self._take_in(record, versioned=hasattr(plugin, ATTRIBUTE))
 
     def unregister(self, name: str) -> None:
-        """Remove a plugin that :meth:`register` took in.
-
-        Raises:
-            UsageProblem: no such plugin is registered.
-        """
+        """Remove a plugin that :meth:`register` took in."""
         record = next((found for found in self.records if found.name == name and found.distribution is None), None)
         if record is None:
             raise UsageProblem(f"no plugin called {name!r} was registered by hand")

@@ -43,8 +43,8 @@ class Registry:
         """The component of that kind and name.
 
         Raises:
-            UsageProblem: there is no such component (exit code 2).
-            EnvironmentProblem: it is not installed, its plugin was not loaded, or two plugins provide it (exit code 3).
+            UsageProblem: there is none.
+            EnvironmentProblem: it is not installed, its plugin was not loaded, or two plugins provide it.
         """
         found = self.find(kind, name)
         if found is None:
@@ -52,11 +52,7 @@ class Registry:
         return found
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """The component of that kind and name, or None when there is none that can be used.
-
-        Raises:
-            EnvironmentProblem: no loaded plugin knows the kind.
-        """
+        """The component of that kind and name, or None when there is none that can be used."""
         if kind not in self.kinds:
             raise EnvironmentProblem(
                 f"no loaded plugin knows the kind of component {kind!r}", f"known: {', '.join(self.kinds)}"
