@@ -74,13 +74,9 @@ class Candidate:
 
 @frozen
 class Selection:
-    """The backend of a run.
+    """The backend of a run, where the request for it was written, and why it is this one.
 
-    Attributes:
-        name: the backend.
-        source: where the request was written: the command line, ARB_TERNARY_BACKEND, the config, or ``default``.
-        rejected: the others that were considered, each with the reason; empty for a single name.
-        reason: why this one.
+    ``rejected`` are the others that were considered, each with the reason; empty for a single name.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,6 +15,8 @@ from arb_ternary.plugins.manager import manager
 
 __all__ = ["describe_backends", "explain", "list_backends"]
 
+_COLUMNS = ("status", "priority", "distribution", "devices", "reason")
+
 
 @click.command("list")
 @device_option
@@ -24,8 +27,7 @@ def list_backends(device: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    shown = [{**row, "devices": " ".join(row["devices"])}.values() for row in rows]
-    print_table(("backend", "status", "priority", "distribution", "devices", "reason"), [list(row) for row in shown])
+    print_table(("backend", *_COLUMNS), [list({**row, "devices": " ".join(row["devices"])}.values()) for row in rows])
 
 
 @click.command("explain")
@@ -62,22 +64,10 @@ def explain(backend: str | None, device: str, as_json: bool) -> None:
 
 def describe_backends(device: str) -> list[dict[str, Any]]:
     """Registered backends, best first, then the announced ones that are not installed, as JSON values."""
-
-    def row(name: str, status: str, priority: int | None, source: str | None, devices: Any, why: str) -> dict[str, Any]:
-        facts = {"name": name, "status": status, "priority": priority, "distribution": source}
-        return {**facts, "devices": list(devices), "reason": why}
-
-    return [
-        row(
-            one.name,
-            "usable" if one.usable else "unusable",
-            one.spec.priority,
-            one.distribution,
-            one.spec.devices,
-            one.reason,
-        )
-        for one in candidates(device)
-    ] + [
-        row(name, "not installed", None, distribution, (), f"pip install {distribution}")
-        for name, distribution in manager().registry.not_installed("backend").items()
-    ]
+    rows: list[Sequence[Any]] = []
+    for one in candidates(device):
+        status = "usable" if one.usable else "unusable"
+        rows.append((one.name, status, one.spec.priority, one.distribution, list(one.spec.devices), one.reason))
+    for name, distribution in manager().registry.not_installed("backend").items():
+        rows.append((name, "not installed", None, distribution, [], f"pip install {distribution}"))
+    return [dict(zip(("name", *_COLUMNS), row, strict=True)) for row in rows]

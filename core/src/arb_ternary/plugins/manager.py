@@ -188,7 +188,7 @@ class Plugins:
 
     def _mark_conflict(self, record: PluginRecord, *, by_hand: bool = False) -> None:
         for found in record.components:
-            rivals = self.registry.rivals(found)
+            rivals = [claim for claim in self.registry.claims(found.kind, found.name) if claim is not found]
             if rivals and not found.reserved:
                 fate = ", which keeps it" if by_hand or rivals[0].reserved else "; neither is used"
                 what = f"{found.spec.noun} {found.name!r} is also provided by plugin {rivals[0].plugin.described}"

@@ -57,7 +57,7 @@ class Registry:
             raise EnvironmentProblem(
                 f"no loaded plugin knows the kind of component {kind!r}", f"known: {', '.join(self.kinds)}"
             )
-        claims = self._claims(kind, name)
+        claims = self.claims(kind, name)
         return next((claim for claim in claims if claim.reserved or len(claims) == 1), None)
 
     def names(self, kind: str) -> tuple[str, ...]:
@@ -66,18 +66,16 @@ class Registry:
 
     def all(self, kind: str) -> tuple[Registered, ...]:
         """The usable components of a kind, sorted by name."""
-        claims = [claim for claim in self.everything() if claim.kind == kind]
-        usable = [claim for claim in claims if self.find(kind, claim.name) is claim]
+        usable = [found for found in self.everything() if found.kind == kind and self.find(kind, found.name) is found]
         return tuple(sorted(usable, key=lambda found: found.name))
 
     def everything(self) -> tuple[Registered, ...]:
         """The components of every kind, contested names included."""
         return tuple(found for record in self.records for found in record.components)
 
-    def rivals(self, registered: Registered) -> tuple[Registered, ...]:
-        """Components of other plugins that claim the same kind and name."""
-        claims = self._claims(registered.kind, registered.name)
-        return tuple(claim for claim in claims if claim is not registered)
+    def claims(self, kind: str, name: str) -> list[Registered]:
+        """The components of that kind and name, of whatever plugin: several where plugins are in conflict."""
+        return [found for found in self.everything() if found.name == name and found.kind == kind]
 
     def not_installed(self, kind: str) -> dict[str, str]:
         """Announced components of a kind whose distribution is not installed, each with that distribution."""
@@ -93,7 +91,7 @@ class Registry:
 
         ``unusable`` are registered names that cannot be used here, each with the reason.
         """
-        noun, claims = self.kinds[kind].noun, self._claims(kind, name)
+        noun, claims = self.kinds[kind].noun, self.claims(kind, name)
         if claims:
             rivals = [claim.plugin for claim in claims]
             last = next((rival for rival in reversed(rivals) if rival.distribution), rivals[-1]).name
@@ -125,9 +123,6 @@ class Registry:
         if not known:
             hint.append(f"pip install {USUAL_PARTS} brings the program's usual parts")
         return UsageProblem(f"no {noun} is called {name!r}", "\n".join(hint))
-
-    def _claims(self, kind: str, name: str) -> list[Registered]:
-        return [found for found in self.everything() if found.name == name and found.kind == kind]
 
 
 def _outcome(record: PluginRecord) -> str:
