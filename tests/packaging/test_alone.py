@@ -23,7 +23,7 @@ def run_alone(
     folder = install(name, "test")[name].folder
     marks = "not slow and not gpu and not interpreted"
     clean_environment.python_run(
-        *("-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks),
+        *("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks),
         *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)),
         *(str(folder / "tests" / part) for part in folders),
         cwd=tmp_path,

@@ -301,7 +301,7 @@ def test_the_report_is_a_block_of_markdown_with_every_distribution(install_plugi
     assert text.startswith("```text\narb ")
     assert text.endswith("\n```\n")
     assert f"{version('pytest')}\n" in text
-    assert "pytest" not in printed(capsys, "doctor")
+    assert "\npytest " not in printed(capsys, "doctor")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
