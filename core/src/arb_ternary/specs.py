@@ -59,7 +59,12 @@ def _as_set(values: Iterable[T]) -> frozenset[T]:
 
 
 def resolve(target: str) -> Any:
-    """Import ``"module:attribute"`` (or ``"module"``) and return the attribute (or the module)."""
+    """Import ``"module:attribute"`` (or ``"module"``) and return the attribute (or the module).
+
+    Raises:
+        ImportError: the module cannot be imported.
+        AttributeError: the module has no such attribute.
+    """
     module_name, _, attribute = target.partition(":")
     found: Any = import_module(module_name)
     for part in filter(None, attribute.split(".")):
