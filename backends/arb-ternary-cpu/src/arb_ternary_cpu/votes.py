@@ -15,7 +15,6 @@ from torch import Tensor, get_num_threads
 
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.backends.vote_storage import row_bytes
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import check_contiguous, check_packed, check_readable, check_shape, packed_shape
 
@@ -59,8 +58,13 @@ def _vote_dtype(bits: int) -> torch.dtype:
     return torch.int8 if bits == 8 else torch.uint8
 
 
+def _row_bytes(columns: int, bits: int) -> int:
+    """Bytes of a row of stored accumulators: whole bytes that hold 8, 4 or 2 bits a column."""
+    return -(-columns * bits // 8)
+
+
 def _stored_size(shape: WeightShape) -> tuple[int, int]:
-    return shape.out_features, row_bytes(shape.in_features, shape.vote_bits)
+    return shape.out_features, _row_bytes(shape.in_features, shape.vote_bits)
 
 
 def _stored(votes: Tensor, shape: WeightShape) -> int:
@@ -74,7 +78,7 @@ def _pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
     votes = check_readable(votes_NK, "votes", torch.int8, (rows, columns))
     if bits == 8:
         return votes.clone(memory_format=torch.contiguous_format)
-    out = torch.empty(rows, row_bytes(columns, bits), dtype=torch.uint8)
+    out = torch.empty(rows, _row_bytes(columns, bits), dtype=torch.uint8)
     _native.pack_votes(votes.data_ptr(), rows, columns, bits, out.data_ptr(), get_num_threads())
     return out
 
