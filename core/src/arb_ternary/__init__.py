@@ -13,12 +13,11 @@ import pluggy
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import use_backend
-    from arb_ternary.optim.update import ternary_update
+    from arb_ternary.optim.ternary import ternary_update
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.audit import audit
-    from arb_ternary.ternary.convolution import TernaryConv1d, TernaryConv2d
     from arb_ternary.ternary.embedding import TernaryEmbedding
-    from arb_ternary.ternary.linear import TernaryLinear
+    from arb_ternary.ternary.linear import TernaryConv1d, TernaryConv2d, TernaryLinear
     from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
     from arb_ternary.ternary.norm import TernaryRMSNorm
 
@@ -32,8 +31,8 @@ API_VERSION: Final = (1, 0)
 hookimpl: Final = pluggy.HookimplMarker("arb_ternary")
 
 _LAZY: Final = {
-    "TernaryConv1d": "arb_ternary.ternary.convolution",
-    "TernaryConv2d": "arb_ternary.ternary.convolution",
+    "TernaryConv1d": "arb_ternary.ternary.linear",
+    "TernaryConv2d": "arb_ternary.ternary.linear",
     "TernaryEmbedding": "arb_ternary.ternary.embedding",
     "TernaryLinear": "arb_ternary.ternary.linear",
     "TernaryRMSNorm": "arb_ternary.ternary.norm",
@@ -41,7 +40,7 @@ _LAZY: Final = {
     "configure_ternary_training": "arb_ternary.ternary.models",
     "manager": "arb_ternary.plugins.manager",
     "reset_runtime_state": "arb_ternary.ternary.models",
-    "ternary_update": "arb_ternary.optim.update",
+    "ternary_update": "arb_ternary.optim.ternary",
     "use_backend": "arb_ternary.backends.select",
 }
 

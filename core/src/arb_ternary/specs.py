@@ -147,7 +147,7 @@ class OptimizerSpec(Spec):
 
     Attributes:
         accepts: which parts of a model the optimizer can train: ternary modules, float parameters, or modules with
-            integer weights of their own format (``stored``, see ``arb_ternary.ternary.stored``). A wrapper accepts what
+            integer weights of their own format (``stored``, see ``arb_ternary.ternary.models``). A wrapper accepts what
             its inner optimizer accepts.
     """
 

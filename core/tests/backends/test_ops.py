@@ -15,7 +15,7 @@ from arb_ternary.backends import ops
 from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, current_backend, use_backend
 from arb_ternary.backends.vote_state import VoteLimits
-from arb_ternary.counters.control import MICRO
+from arb_ternary.counters.hashing import MICRO
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 

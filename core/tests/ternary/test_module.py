@@ -20,7 +20,7 @@ from arb_ternary import (
     configure_ternary_training,
     reset_runtime_state,
 )
-from arb_ternary.counters.control import SEED, STREAM
+from arb_ternary.counters.hashing import SEED, STREAM
 from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary.ternary.module import initial_trits

@@ -13,7 +13,7 @@ from torch import nn
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.optim.update import ternary_update
+from arb_ternary.optim.ternary import ternary_update
 from arb_ternary_progressive import (
     AdapterSpec,
     ModelConfig,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from arb_ternary.counters.control import SEED, STREAM
+from arb_ternary.counters.hashing import SEED, STREAM
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from arb_ternary import audit
 from arb_ternary.backends.layout import packed_columns
-from arb_ternary.counters.control import SEED, STREAM
-from arb_ternary.counters.hashing import stream_id
+from arb_ternary.counters.hashing import SEED, STREAM, stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.ternary.models import seed_votes

@@ -16,16 +16,12 @@ from torch import Tensor
 
 from arb_ternary.environment import DECODE_CACHE_MB
 
-__all__ = ["DecodeCache", "Decoded"]
-
 
 @frozen(eq=False)
 class Decoded:
     """A weight ready for the int8 GEMM: ``W[n, k] = codes[n, k] * 2**floor[n]``.
 
-    Attributes:
-        codes: int8 ``[N, K]``, ``T << (E - floor)``.
-        floor: int32 ``[N]``, smallest exponent of each row.
+    ``codes`` are int8 ``[N, K]``, ``T << (E - floor)``; ``floor`` is int32 ``[N]``, smallest exponent of each row.
     """
 
     codes: Tensor

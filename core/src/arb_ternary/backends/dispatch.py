@@ -14,8 +14,6 @@ from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.environment import STRICT
 from arb_ternary.errors import EnvironmentProblem
 
-__all__ = ["Kernel", "check_vote_bits", "fallback_ops", "kernel", "pack_votes", "vote_kernel"]
-
 Kernel = Callable[..., Any]
 
 
@@ -25,14 +23,10 @@ def fallback_ops(backend: KernelBackend) -> tuple[str, ...]:
 
 
 def kernel(backend_name: str, op: str) -> Kernel:
-    """The kernel of ``op`` in the named backend.
-
-    Args:
-        backend_name: a name of ``arb backends list``.
-        op: an op of the protocol.
+    """The kernel of ``op`` in the named backend; the reference's where an optional op is missing.
 
     Raises:
-        EnvironmentProblem: an optional op is missing and ``ARB_TERNARY_STRICT=1`` forbids the reference to stand in.
+        EnvironmentProblem: it is missing and ``ARB_TERNARY_STRICT=1`` forbids the reference to stand in.
     """
     backend = get_backend(backend_name)
     found = backend.kernels.get(op)
@@ -53,11 +47,7 @@ def vote_kernel(state: VoteState, sign_op: str, scaled_op: str) -> Kernel:
 
 
 def check_vote_bits(backend_name: str, vote_bits: int) -> None:
-    """Refuse accumulators of fewer than 8 bits for a backend that does not serve them.
-
-    Raises:
-        EnvironmentProblem: the backend lacks the capability ``narrow_votes``.
-    """
+    """EnvironmentProblem for accumulators of fewer than 8 bits where the backend lacks ``narrow_votes``."""
     if vote_bits != 8 and NARROW_VOTES not in get_backend(backend_name).capabilities:
         raise EnvironmentProblem(
             f"backend {backend_name!r} lacks the capability {NARROW_VOTES!r}: it keeps accumulators in 8 bits only, "

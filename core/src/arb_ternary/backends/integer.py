@@ -15,8 +15,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["int_matmul", "shifted_weight_product"]
-
 #: Whole numbers up to here are exact in float32, and so is every partial sum below it.
 _FLOAT_EXACT: Final = 1 << 24
 #: Largest left shift of a trit that stays within int8: 1 << 6 = 64.
@@ -68,25 +66,18 @@ def _plain_strides(matrix: Tensor) -> Tensor:
 
 def _padded_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """The CUDA library takes more than 16 rows and multiples of 8 only; zeros change no product."""
-    rows, inner = a_MK.shape
-    columns = b_KN.shape[1]
-    pad_rows = max(0, 32 - rows)
-    pad_inner, pad_columns = -inner % 8, -columns % 8
-    a = torch.nn.functional.pad(a_MK, (0, pad_inner, 0, pad_rows))
-    b = torch.nn.functional.pad(b_KN, (0, pad_columns, 0, pad_inner))
+    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
+    a = torch.nn.functional.pad(a_MK, (0, -inner % 8, 0, max(0, 32 - rows)))
+    b = torch.nn.functional.pad(b_KN, (0, -columns % 8, 0, -inner % 8))
     return torch._int_mm(a, b)[:rows, :columns]
 
 
 def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> Tensor:
     """``a @ b`` of int8 matrices, exact: int32 ``[M, N]``, or int64 where 32 bits could overflow.
 
-    Args:
-        a_MK: int8.
-        b_KN: int8.
-        largest_product: a bound on ``|a * b|`` of single elements; it decides how long a stretch fits in 32 bits.
+    ``largest_product`` bounds ``|a * b|`` of single elements; it decides how long a stretch fits in 32 bits.
     """
-    rows, inner = a_MK.shape
-    columns = b_KN.shape[1]
+    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
     if 0 in (rows, inner, columns):
         return torch.zeros(rows, columns, dtype=torch.int32, device=a_MK.device)
     stretch = (2**31 - 1) // max(largest_product, 1)
@@ -104,15 +95,9 @@ def int_matmul(a_MK: Tensor, b_KN: Tensor, largest_product: int = 127 * 127) -> 
 
 
 def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> Tensor:
-    """``sum_k a[m, k] * (t[k, n] << shift[k, n])``, exact.
+    """``sum_k a[m, k] * (t[k, n] << shift[k, n])`` of int8 and non-negative shifts that broadcast to ``[K, N]``, exact.
 
-    Args:
-        a_MK: int8.
-        trits_KN: int8 trits.
-        shift_KN: non-negative shifts, broadcastable to ``[K, N]``.
-
-    Returns:
-        int32 ``[M, N]`` when no shift exceeds 6 (then one int8 GEMM does it) and 32 bits hold the sums, else int64.
+    It is int32 ``[M, N]`` when no shift exceeds 6 (then one int8 GEMM does it) and 32 bits hold the sums, else int64.
 
     Raises:
         ValueError: a shift exceeds 40, beyond which 64 bits do not hold the sum for K = 2**16.

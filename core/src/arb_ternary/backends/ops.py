@@ -20,36 +20,9 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import kernel, vote_kernel
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_state import VoteState, weight_shape
-from arb_ternary.counters.control import MICRO, hash_words
-from arb_ternary.counters.hashing import USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES
-
-__all__ = [
-    "ACTIVATION_MODES",
-    "GRADIENT_MODES",
-    "bias",
-    "cast_bias_votes",
-    "cast_embedding_votes",
-    "cast_votes",
-    "embedding",
-    "linear",
-    "linear_grad_input",
-    "quantize_gradient",
-]
+from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
 
 ACTIVATION_MODES: Final = ("int8", "float")
-GRADIENT_MODES: Final = ("float", "int8")
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
-def _nothing(*_arguments: object) -> None:
-    """The fake of an op that changes its arguments and returns nothing."""
-
-
-# --- backward's own ops ----------------------------------------------------------------------------------------------
 
 
 @op()
@@ -93,12 +66,10 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
 
     They are scaled votes where the state has a ``vote_scale``, else sign votes.
     """
-    _check(grad.shape == (x.shape[0], state.sizes[0]), f"grad must be [M, N], got {tuple(grad.shape)}")
+    if grad.shape != (x.shape[0], state.sizes[0]):
+        raise ValueError(f"grad must be [M, N], got {tuple(grad.shape)}")
     vote_kernel(state, "cast_votes", "cast_scaled_votes")(grad, x, scale, state)
     state.control[MICRO] += 1
-
-
-cast_votes.register_fake(_nothing)
 
 
 @op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "correlation", "steps", "control"))
@@ -108,20 +79,11 @@ def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state:
     state.control[MICRO] += 1
 
 
-cast_embedding_votes.register_fake(_nothing)
-
-
 @op(mutates_args=("votes",))
 def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
     """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
     s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
     votes.copy_((votes.to(torch.int16) - s).clamp_(-128, 127))
-
-
-cast_bias_votes.register_fake(_nothing)
-
-
-# --- linear ----------------------------------------------------------------------------------------------------------
 
 
 @op()
@@ -131,14 +93,12 @@ def linear(
     """``x [M, K] @ W.T + bias``.
 
     ``activations`` is ``int8`` or ``float``, ``gradients`` likewise. Backward casts votes when ``anchor`` is given.
-
-    Returns:
-        ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the quantised rows and their scales (kept for backward
-        instead of ``x``: a quarter of its bytes), else two empty tensors.
+    Returns ``y [M, N]`` in the dtype of ``x``; and, in int8 mode, the quantised rows and their scales (kept for
+    backward instead of ``x``: a quarter of its bytes), else two empty tensors.
     """
     shape = state.shape
-    _check(x.dim() == 2 and x.shape[1] == shape.in_features, f"x must be [M, {shape.in_features}], got {[*x.shape]}")
-    _check(x.is_floating_point(), f"x must be a float tensor, got {x.dtype}")
+    if x.dim() != 2 or x.shape[1] != shape.in_features or not x.is_floating_point():
+        raise ValueError(f"x must be float [M, {shape.in_features}], got {x.dtype} {[*x.shape]}")
     run = kernel(state.backend, "linear")
     if activations == "int8":
         q, scale = kernel(state.backend, "quantize_rows")(x)
@@ -177,9 +137,7 @@ def _linear_setup(
 def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
     x, scale_M, weight, exponent = ctx.saved_tensors
     state: VoteState = ctx.state
-    integer = ctx.gradients == "int8"
-    grad_y = grad_y.contiguous()
-    grad_x: Tensor | None = None
+    integer, grad_y, grad_x = ctx.gradients == "int8", grad_y.contiguous(), None
     if ctx.needs_input_grad[0]:
         grad, scale = grad_y, None
         if integer:
@@ -196,9 +154,6 @@ def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -
 
 
 linear.register_autograd(_linear_backward, setup_context=_linear_setup)
-
-
-# --- embedding -------------------------------------------------------------------------------------------------------
 
 
 @op()
@@ -236,9 +191,6 @@ def _embedding_backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
 
 
 embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)
-
-
-# --- bias ------------------------------------------------------------------------------------------------------------
 
 
 @op()

@@ -14,28 +14,14 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from arb_ternary.backends import layout
 from arb_ternary.backends import reference_scaled_votes as _scaled
 from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
-from arb_ternary.backends.layout import pack_trits, unpack_trits
 from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
-from arb_ternary.backends.vote_storage import pack_votes, unpack_votes
 
-__all__ = [
-    "KERNELS",
-    "build",
-    "dense_weight",
-    "embedding",
-    "linear",
-    "linear_grad_input",
-    "pack",
-    "pack_votes",
-    "quantize_rows",
-    "rms_norm_quantize",
-    "unpack",
-    "unpack_votes",
-]
+pack_votes, unpack_votes = layout.pack_votes, layout.unpack_votes
 
 #: Exponents of a row whose spread is at most this share one int8 matrix (1 << 6 = 64 fits in int8).
 _INT8_SPREAD: Final = 6
@@ -43,12 +29,12 @@ _INT8_SPREAD: Final = 6
 
 def pack(trits_NK: Tensor) -> Tensor:
     """int8 trits ``[N, K]`` to the backend's layout (uint8)."""
-    return pack_trits(trits_NK)
+    return layout.pack_trits(trits_NK)
 
 
 def unpack(packed: Tensor, shape: WeightShape) -> Tensor:
     """The backend's layout to int8 trits ``[N, K]``."""
-    return unpack_trits(packed, shape.in_features)
+    return layout.unpack_trits(packed, shape.in_features)
 
 
 def spread_over_columns(values_NJ: Tensor, shape: WeightShape) -> Tensor:
@@ -74,10 +60,7 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 
     ``s = max|x| / 127``; ``q = round_half_even(x / s)``, both in float32 with IEEE division. A row of zeros (or one so
     small that ``s`` underflows) gives ``q = 0, s = 0``. A row with a non-finite value gives a non-finite scale, so that
-    the fault reaches the loss; its non-finite entries get ``q = 0``.
-
-    Returns:
-        ``q`` int8 ``[M, K]`` and ``s`` float32 ``[M]``.
+    the fault reaches the loss; its non-finite entries get ``q = 0``. Returns ``q`` and ``s`` (float32 ``[M]``).
     """
     x = x_MK.to(torch.float32)
     if x.shape[1] == 0:
@@ -95,33 +78,21 @@ def rms_norm_quantize(x_MK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return quantize_rows(x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + eps))
 
 
-def _decode(packed: Tensor, exponent: Tensor, shape: WeightShape) -> Decoded | None:
-    """The weight as one int8 matrix and a row exponent, or None when the exponents of a row spread too far."""
-    found = CACHE.get(packed, exponent)
-    if found is not None:
-        return found
-    wide = exponent.to(torch.int32)
-    floor_N = wide.amin(dim=1)
-    shift_NJ = wide - floor_N.unsqueeze(1)
-    if int(shift_NJ.amax()) > _INT8_SPREAD:
-        return None
-    trits = unpack(packed, shape)
-    if bool(shift_NJ.any()):
-        trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
-    decoded = Decoded(trits, floor_N)
-    CACHE.put(packed, exponent, decoded)
-    return decoded
-
-
 def _linear_int8(q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
     """Exact sums ``[M, N]`` in units of ``2**floor_N``."""
-    decoded = _decode(packed, exponent, shape)
-    if decoded is not None:
-        return int_matmul(q_MK, decoded.codes.t(), 127 << _INT8_SPREAD), decoded.floor
-    wide = exponent.to(torch.int32)
-    floor_N = wide.amin(dim=1)
-    shift_NK = spread_over_columns(wide - floor_N.unsqueeze(1), shape)
-    return shifted_weight_product(q_MK, unpack(packed, shape).t(), shift_NK.t()), floor_N
+    decoded = CACHE.get(packed, exponent)
+    if decoded is None:
+        wide = exponent.to(torch.int32)
+        floor_N = wide.amin(dim=1)
+        shift_NJ = wide - floor_N.unsqueeze(1)
+        trits = unpack(packed, shape)
+        if int(shift_NJ.amax()) > _INT8_SPREAD:
+            return shifted_weight_product(q_MK, trits.t(), spread_over_columns(shift_NJ, shape).t()), floor_N
+        if bool(shift_NJ.any()):
+            trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
+        decoded = Decoded(trits, floor_N)
+        CACHE.put(packed, exponent, decoded)
+    return int_matmul(q_MK, decoded.codes.t(), 127 << _INT8_SPREAD), decoded.floor
 
 
 def linear(
@@ -141,14 +112,11 @@ def linear(
         packed: weight in the backend's layout.
         exponent: int8 ``[N, J]``.
         bias_N: float32, added last.
-        shape: logical shape of the weight.
-        dtype: of the result.
+        shape: of the weight.
+        dtype: of the result, ``[M, N]``.
 
     In int8 mode ``y = float32(sum_g acc_g << (E_g - Emin)) * (scale * 2**Emin)``: the sum is an exact integer,
     converted once, so the result does not depend on the order of summation.
-
-    Returns:
-        ``[M, N]`` in ``dtype``.
     """
     if scale_M is None:
         y = torch.nn.functional.linear(x_MK, dense_weight(packed, exponent, shape, x_MK.dtype)).to(dtype)
@@ -164,27 +132,12 @@ def linear(
 
 
 def linear_grad_input(
-    grad_MN: Tensor,
-    scale: Tensor | None,
-    packed: Tensor,
-    exponent: Tensor,
-    shape: WeightShape,
-    dtype: torch.dtype,
+    grad_MN: Tensor, scale: Tensor | None, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype
 ) -> Tensor:
-    """``grad_y @ W`` from the packed weight.
+    """``grad_y @ W`` from the packed weight: ``[M, K]`` in ``dtype``; arguments as in :func:`linear`.
 
-    Args:
-        grad_MN: float, or int8 with ``scale``.
-        scale: float32 scalar, the power of two of an int8 gradient; None selects the float mode.
-        packed: weight in the backend's layout.
-        exponent: int8 ``[N, J]``.
-        shape: logical shape of the weight.
-        dtype: of the result.
-
-    In int8 mode the sum over N is taken exactly in units of the smallest exponent of each column group.
-
-    Returns:
-        ``[M, K]`` in ``dtype``.
+    The gradient is float, or int8 with ``scale``, its power of two (float32 scalar); then the sum over N is taken
+    exactly in units of the smallest exponent of each column group.
     """
     if scale is None:
         return (grad_MN @ dense_weight(packed, exponent, shape, grad_MN.dtype)).to(dtype)
@@ -199,39 +152,22 @@ def linear_grad_input(
 
 
 def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShape, dtype: torch.dtype) -> Tensor:
-    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
-
-    Raises:
-        IndexError: an id is outside ``0 .. N - 1``.
-    """
+    """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded. IndexError: an id outside ``0 .. N - 1``."""
     rows = WeightShape(ids_M.shape[0], shape.in_features, shape.group_size)
     return dense_weight(packed.index_select(0, ids_M), exponent.index_select(0, ids_M), rows, dtype)
 
 
+_HERE: Final = (pack, unpack, pack_votes, unpack_votes, quantize_rows, linear, linear_grad_input, embedding)
+_SIGNS: Final = (_votes.cast_votes, _votes.embedding_votes, _votes.apply_votes, _votes.apply_exponent_votes)
+_SCALED: Final = (_scaled.cast_scaled_votes, _scaled.embedding_scaled_votes, _scaled.apply_scaled_votes)
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
-    "pack": pack,
-    "unpack": unpack,
-    "pack_votes": pack_votes,
-    "unpack_votes": unpack_votes,
-    "quantize_rows": quantize_rows,
-    "quantize_gradient": _votes.quantize_gradient,
-    "linear": linear,
-    "linear_grad_input": linear_grad_input,
-    "cast_votes": _votes.cast_votes,
-    "apply_votes": _votes.apply_votes,
-    "apply_exponent_votes": _votes.apply_exponent_votes,
-    "embedding": embedding,
-    "embedding_votes": _votes.embedding_votes,
-    "rms_norm_quantize": rms_norm_quantize,
-    "cast_scaled_votes": _scaled.cast_scaled_votes,
-    "embedding_scaled_votes": _scaled.embedding_scaled_votes,
-    "apply_scaled_votes": _scaled.apply_scaled_votes,
+    kernel.__name__: kernel for kernel in (*_HERE, *_SIGNS, *_SCALED, _votes.quantize_gradient, rms_norm_quantize)
 }
 
 
 @frozen
 class TorchBackend:
-    """The reference backend; always there, correct everywhere."""
+    """The reference backend, with every required and optional op; always there, correct everywhere."""
 
     name: str = "torch"
     capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
@@ -239,5 +175,5 @@ class TorchBackend:
 
 
 def build() -> KernelBackend:
-    """The torch backend with every required and optional op."""
+    """The backend as a plugin names it."""
     return TorchBackend()

@@ -12,8 +12,6 @@ from pathlib import Path
 from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.environment import CUDA_VISIBLE_DEVICES
 
-__all__ = ["probe"]
-
 #: Device nodes by which a driver shows that it is there: NVIDIA, AMD, and either under WSL.
 _DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 

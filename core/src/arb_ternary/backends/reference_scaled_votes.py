@@ -7,22 +7,14 @@ votes the accumulators lose ``v``: a positive gradient moves a trit towards -1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.layout import pack_trits, unpack_trits
-from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.backends.reference_votes import (
-    clear_,
-    crossings,
-    gradient_tiles,
-    group_score,
-    has_crossings,
-    row_tiles,
-    summed_rows,
-)
+from arb_ternary.backends.layout import opened, unpack_trits
+from arb_ternary.backends.reference_votes import flip_, gradient_tiles, group_score, summed_rows
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.backends.vote_storage import opened
 from arb_ternary.counters.hashing import (
     USE_DECAY,
     USE_EXPONENT_ROUNDING,
@@ -32,18 +24,11 @@ from arb_ternary.counters.hashing import (
     uniform_,
 )
 
-__all__ = ["apply_scaled_votes", "cast_scaled_votes", "embedding_scaled_votes"]
-
 #: Largest right and left shift of a gradient in integer mode.
 _MAX_SHIFT = 31
 _MAX_LEFT_SHIFT = 16
 #: Elements whose 64-bit intermediates are held at a time, so that they stay in the cache.
 _SHIFTED = 1 << 15
-
-
-def _power(scale: Tensor) -> int:
-    """``e`` of a scale that is ``2**e``."""
-    return int(torch.frexp(scale.cpu()).exponent) - 1
 
 
 def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
@@ -55,33 +40,10 @@ def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
     return bits.to(torch.float32).mul_(2.0**-24)
 
 
-def _float_votes_(g_nK: Tensor, row_n: Tensor, column_K: Tensor, sizes_n: Tensor, limit: int, u_nK: Tensor) -> Tensor:
-    """``floor(clip((g * row) * column, -limit / 256, limit / 256) + u)`` in place of ``g``.
-
-    Args:
-        g_nK: float32, finite.
-        row_n: float32 factors.
-        column_K: float32 factors.
-        sizes_n: bounds on ``|g|`` of each row; with them, factors that cannot make a NaN are told from those that can.
-        limit: ``vote_limit``.
-        u_nK: float32, the noise.
-    """
-    v = g_nK.mul_(row_n.unsqueeze(1)).mul_(column_K)
-    if not bool(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(column_K).all()):
-        v.nan_to_num_(0.0, torch.inf, -torch.inf)
-    return v.clamp_(-limit / 256, limit / 256).add_(u_nK).floor_()
-
-
 def _integer_votes(g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: int, limit: int, bits: Tensor) -> Tensor:
     """The vote as a stochastic shift to the right by ``row + column - power``: int32 ``[n, K]``.
 
-    Args:
-        g_nK: int32 or int64.
-        row_n: int32 shifts.
-        column_K: int32 shifts.
-        power: the gradient's unit is ``2**power``.
-        limit: ``vote_limit``.
-        bits: int32 ``[n, K]`` of the counter hash.
+    The unit of the gradient (int32 or int64) is ``2**power``; ``bits`` are those of the counter hash.
     """
     votes = torch.empty_like(g_nK, dtype=torch.int32)
     offset_K = column_K.to(torch.int64) - power
@@ -106,16 +68,22 @@ class _Rule:
         self.limits = state.check_scaling(scale is not None and gradient.dtype == torch.int8)
         self.words = state.draw()
         self.shifts = vote_scale.dtype == torch.int32
-        self.power = _power(scale) if self.shifts and scale is not None else 0
+        # The exponent of a scale that is a power of two.
+        self.power = int(torch.frexp(scale.cpu()).exponent) - 1 if self.shifts and scale is not None else 0
         rows = self.shape.out_features
         self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
 
-    def cast_(self, rows: slice | Tensor, gradient_nK: Tensor) -> Tensor:
-        """Cast the votes of the gradient of some rows of the weight, and add its statistics and the rows' magnitudes.
+    def cast_all_(self, gradients: Iterable[tuple[slice | Tensor, Tensor]]) -> None:
+        """Cast the votes of the gradients of stretches of rows, and add their statistics and magnitudes."""
+        total_K: Tensor | None = None
+        for rows, gradient_nK in gradients:
+            sizes_K = self._cast_(rows, gradient_nK)
+            total_K = sizes_K if total_K is None else total_K.add_(sizes_K)
+        if total_K is not None:
+            self.magnitudes[self.shape.out_features :] += _in_units(total_K, self.scale)
 
-        Returns:
-            the column sums of ``|g|``, as :func:`_measure` gives them.
-        """
+    def _cast_(self, rows: slice | Tensor, gradient_nK: Tensor) -> Tensor:
+        """Cast those of one stretch; returns the column sums of ``|g|``, as :func:`_measure` gives them."""
         shape, stats = self.shape, self.state.stats
         g_nK, (sizes_n, sizes_K, squares_n, squares_K) = _examine(gradient_nK, stats)
         square = 1.0 if self.scale is None else self.scale.square()
@@ -145,8 +113,12 @@ class _Rule:
         if not g_nK.is_floating_point() and self.scale is not None:
             g_nK = g_nK.to(torch.float32).mul_(self.scale)
             sizes_n = sizes_n * self.scale
-        noise_nK = _noise_(bits, self.limits.noise_shift)
-        return _float_votes_(g_nK, row_n, self.column_K, sizes_n, self.limits.vote_limit, noise_nK)
+        v_nK = g_nK.mul_(row_n.unsqueeze(1)).mul_(self.column_K)
+        # Bounds on |g| tell factors that cannot make a NaN from those that can.
+        if not bool(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(self.column_K).all()):
+            v_nK.nan_to_num_(0.0, torch.inf, -torch.inf)
+        largest = self.limits.vote_limit / 256
+        return v_nK.clamp_(-largest, largest).add_(_noise_(bits, self.limits.noise_shift)).floor_()
 
 
 def _row_hashes(
@@ -213,13 +185,7 @@ def cast_scaled_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state
         state: with float32 factors as ``vote_scale`` (float mode), or int32 shifts (integer mode, which needs int8
             ``grad_MN`` and ``x_MK``, and ``noise_shift`` 0).
     """
-    rule = _Rule(grad_MN, scale, state)
-    total_K: Tensor | None = None
-    for tile, product in gradient_tiles(grad_MN, x_MK, rule.shape):
-        sizes_K = rule.cast_(tile, product)
-        total_K = sizes_K if total_K is None else total_K.add_(sizes_K)
-    if total_K is not None:
-        rule.magnitudes[rule.shape.out_features :] += _in_units(total_K, scale)
+    _Rule(grad_MN, scale, state).cast_all_(gradient_tiles(grad_MN, x_MK, state.shape))
 
 
 def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
@@ -227,42 +193,11 @@ def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None,
 
     The gradients of duplicate ids are summed first; untouched rows stay bit-identical and add nothing to ``stats`` and
     ``magnitudes``. The hash takes the index in the whole table. Mutates what :func:`cast_scaled_votes` mutates.
-
-    Args:
-        ids_M: int64 row of each gradient row.
-        grad_MK: float, or int8 with ``scale`` (then summed exactly).
-        scale: float32 scalar, the power of two of an int8 gradient.
-        state: as in :func:`cast_scaled_votes`.
+    ``ids_M`` are int64, the row of each gradient row; an int8 gradient has its power of two in ``scale`` (float32
+    scalar) and is summed exactly.
     """
     if ids_M.numel():
-        rule = _Rule(grad_MK, scale, state)
-        sizes_K = rule.cast_(*summed_rows(ids_M, grad_MK))
-        rule.magnitudes[rule.shape.out_features :] += _in_units(sizes_K, scale)
-
-
-def _flip_(packed: Tensor, votes_nK: Tensor, threshold: int, carry: bool, shape: WeightShape) -> Tensor:
-    """Turn the crossings of some rows into flips; returns how many trits moved."""
-    crossed = crossings(votes_nK, threshold)
-    before = unpack_trits(packed, shape.in_features)
-    after = (before + crossed).clamp_(-1, 1)
-    moved = after - before
-    packed.copy_(pack_trits(after))
-    if carry:
-        # A crossing that moves its trit is worth theta votes; at the rail the accumulator goes back to half a cell.
-        stuck = crossed - moved
-        votes_nK.sub_(moved * threshold)
-        clear_(votes_nK, stuck)
-        votes_nK.add_(stuck * (threshold // 2))
-    else:
-        clear_(votes_nK, crossed)
-    return torch.count_nonzero(moved)
-
-
-def _decay_(votes_nK: Tensor, decay: int, bits: Tensor) -> None:
-    """``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16``."""
-    wide = votes_nK.to(torch.int32)
-    loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
-    votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))
+        _Rule(grad_MK, scale, state).cast_all_([summed_rows(ids_M, grad_MK)])
 
 
 def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool) -> Tensor:
@@ -271,25 +206,21 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and
     ``A = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share, stochastically
     rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``n * K + k`` in the stream
-    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``.
+    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``; returns the trits that
+    changed (int64 scalar).
 
     Args:
-        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
+        state: of the weight.
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.
         decay: share of an accumulator in units of 2**-16, 0..65536.
         carry: whether the rest beyond the threshold is kept.
-
-    Returns:
-        int64 scalar: trits that changed.
     """
-    shape = state.shape
-    flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
-    if state.votes.numel() == 0:
-        return flips
-    for tile in row_tiles(shape):
-        with opened(state, tile) as (packed, votes_nK, _):
-            if has_crossings(votes_nK, threshold):
-                flips += _flip_(packed, votes_nK, threshold, carry, shape)
-            if decay:
-                _decay_(votes_nK, decay, _row_hashes(tile, shape.in_features, state.draw(), USE_DECAY, flips.device))
-    return flips
+
+    def decay_(rows: slice, votes_nK: Tensor) -> None:
+        if decay and votes_nK.numel():
+            bits = _row_hashes(rows, votes_nK.shape[1], state.draw(), USE_DECAY, votes_nK.device)
+            wide = votes_nK.to(torch.int32)
+            loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
+            votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))
+
+    return flip_(state, threshold, carry, decay_)

@@ -7,34 +7,17 @@ positive gradient moves a trit towards -1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from arb_ternary.backends.integer import int_matmul
-from arb_ternary.backends.layout import pack_trits, unpack_trits
+from arb_ternary.backends.layout import opened, pack_trits, unpack_trits
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
-from arb_ternary.backends.vote_storage import opened
 from arb_ternary.counters.hashing import uniform
-
-__all__ = [
-    "apply_exponent_votes",
-    "apply_votes",
-    "cast_votes",
-    "clear_",
-    "count_correlation_",
-    "crossings",
-    "embedding_votes",
-    "gradient_tiles",
-    "group_score",
-    "has_crossings",
-    "quantize_gradient",
-    "row_tiles",
-    "summed_rows",
-]
 
 #: Gradient elements held at a time while votes are cast.
 _TILE: Final = 1 << 21
@@ -45,16 +28,8 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
 
     ``scale = 2**e`` with the smallest ``e`` such that ``max|g| <= 127 * scale``; ``q = floor(g / scale + u)`` with
     ``u`` from the counter hash of the flat index, clipped to -127..127. NaN gives 0. A gradient of zeros, or one
-    whose maximum is not finite, gives zeros and scale 1.
-
-    Args:
-        grad_MN: float.
-        seed: of the run.
-        step: optimizer steps taken.
-        stream: tensor and use within the step (:func:`arb_ternary.counters.hashing.stream_id` and a salt).
-
-    Returns:
-        ``q`` int8 ``[M, N]``, ``scale`` float32 scalar.
+    whose maximum is not finite, gives zeros and scale 1. For ``seed``, ``step`` and ``stream`` see
+    :mod:`arb_ternary.counters.hashing`. Returns ``q`` int8 ``[M, N]``, ``scale`` float32 scalar.
     """
     grad = grad_MN.to(torch.float32)
     largest = grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax() if grad.numel() else grad.new_zeros(())
@@ -70,11 +45,7 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
 
 
 def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient tile with NaN replaced by 0 (which casts no vote) and counted, and its sums of squares.
-
-    Returns:
-        the tile, and the sums of squares by row and by column, times ``factor``.
-    """
+    """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row and by column."""
     squares = g.to(torch.float32).square()
     rows = squares.sum(dim=1)
     if not bool(torch.isfinite(rows).all()):
@@ -85,8 +56,8 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
     return g, rows.mul_(factor), squares.sum(dim=0).mul_(factor)
 
 
-def row_tiles(shape: WeightShape) -> Iterator[slice]:
-    """Stretches of rows whose gradient is held at a time."""
+def _row_tiles(shape: WeightShape) -> Iterator[slice]:
+    """Stretches of rows whose gradient, or whose votes, are held at a time."""
     rows = max(1, _TILE // max(1, shape.in_features))
     for start in range(0, shape.out_features, rows):
         yield slice(start, min(start + rows, shape.out_features))
@@ -100,7 +71,7 @@ def gradient_tiles(grad_MN: Tensor, x_MK: Tensor, shape: WeightShape) -> Iterato
     integer = grad_MN.dtype == torch.int8
     operand = grad_MN.dtype if integer else torch.promote_types(grad_MN.dtype, torch.bfloat16)
     x = x_MK if integer else x_MK.to(operand)
-    for tile in row_tiles(shape):
+    for tile in _row_tiles(shape):
         tile_MN = grad_MN[:, tile]
         yield tile, int_matmul(tile_MN.t(), x) if integer else tile_MN.t().to(operand) @ x
 
@@ -152,7 +123,7 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
         grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
-        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
+        state: of the weight.
     """
     for tile, product in gradient_tiles(grad_MN, x_MK, state.shape):
         _cast_(tile, product, scale, state)
@@ -162,13 +133,8 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
     """Votes of the looked-up rows; duplicates are summed before the sign, untouched rows stay bit-identical.
 
     Mutates ``votes``, ``exponent_votes``, ``stats``, ``correlation`` (scores are added) and ``steps`` (updates are
-    counted), the last two saturating; unless they are None.
-
-    Args:
-        ids_M: int64 row of each gradient row.
-        grad_MK: float, or int8 with ``scale`` (then summed exactly).
-        scale: float32 scalar, the power of two of an int8 gradient.
-        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
+    counted), the last two saturating; unless they are None. ``ids_M`` are int64, the row of each gradient row; an int8
+    gradient has its power of two in ``scale`` (float32 scalar) and is summed exactly.
     """
     if ids_M.numel():
         rows_U, g_UK = summed_rows(ids_M, grad_MK)
@@ -176,32 +142,24 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
 
 
 def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score_UJ: Tensor) -> None:
-    """Add the scores of some rows to int16 ``correlation``, and one to their int32 ``steps``; both saturate.
-
-    Args:
-        correlation: int16 ``[N, J]``.
-        steps: int32 ``[N, J]``.
-        rows_U: int64, distinct.
-        score_UJ: integers.
-    """
+    """Add the scores of some distinct rows to ``correlation`` ``[N, J]``, and one to their ``steps``; both saturate."""
     total = correlation.index_select(0, rows_U).to(torch.int32) + score_UJ
     correlation.index_copy_(0, rows_U, total.clamp_(-(2**15), 2**15 - 1).to(torch.int16))
     counted = steps.index_select(0, rows_U).to(torch.int64) + 1
     steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
 
 
-def has_crossings(accumulator: Tensor, threshold: int) -> bool:
-    """Whether any accumulator has reached the threshold on either side."""
+def _has_crossings(accumulator: Tensor, threshold: int) -> bool:
     low, high = accumulator.aminmax()
     return bool((high >= threshold) | (low <= -threshold))
 
 
-def crossings(accumulator: Tensor, threshold: int) -> Tensor:
+def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
     """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their offsets cancel."""
     return accumulator.clamp(threshold - 1, threshold).add_(accumulator.clamp(-threshold, 1 - threshold))
 
 
-def clear_(accumulator: Tensor, where: Tensor) -> None:
+def _clear_(accumulator: Tensor, where: Tensor) -> None:
     """``A[where != 0] = 0`` for ``where`` in {-1, 0, 1}; a product is several times faster than a mask."""
     accumulator.sub_(accumulator * where.abs())
 
@@ -213,50 +171,58 @@ def _leak_(accumulator: Tensor, leak: int) -> None:
         accumulator.copy_(torch.sign(wide) * (wide.abs() - leak).clamp_(min=0))
 
 
+def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slice, Tensor], None]) -> Tensor:
+    """Turn crossings into flips, some rows at a time, then ``settle_(rows, votes)``; returns the trits that changed."""
+    shape = state.shape
+    flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
+    for tile in _row_tiles(shape):
+        with opened(state, tile) as (packed, votes_nK, _):
+            if votes_nK.numel() and _has_crossings(votes_nK, threshold):
+                crossed = _crossings(votes_nK, threshold)
+                before = unpack_trits(packed, shape.in_features)
+                after = (before + crossed).clamp_(-1, 1)
+                moved = after - before
+                flips += torch.count_nonzero(moved)
+                packed.copy_(pack_trits(after))
+                if carry:
+                    # A crossing that moves its trit is worth theta votes; at the rail it goes back to half a cell.
+                    stuck = crossed - moved
+                    votes_nK.sub_(moved * threshold)
+                    _clear_(votes_nK, stuck)
+                    votes_nK.add_(stuck * (threshold // 2))
+                else:
+                    _clear_(votes_nK, crossed)
+            settle_(tile, votes_nK)
+    return flips
+
+
 def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
     """Turn crossings into flips: ``f = [A >= theta] - [A <= -theta]``, ``T = clip(T + f, -1, 1)``, ``A[f != 0] = 0``.
 
-    A trit moves at most one step. Mutates ``weight`` and ``votes``.
+    A trit moves at most one step. Mutates ``weight`` and ``votes``; returns the trits that changed (int64 scalar).
 
     Args:
-        state: see :class:`~arb_ternary.backends.vote_state.VoteState`.
+        state: of the weight.
         threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
         leak: units by which every accumulator then moves towards zero; 0 for none.
-
-    Returns:
-        int64 scalar: trits that changed.
     """
-    shape = state.shape
-    flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
-    for tile in row_tiles(shape):
-        with opened(state, tile) as (packed, votes_nK, _):
-            if votes_nK.numel() and has_crossings(votes_nK, threshold):
-                crossed = crossings(votes_nK, threshold)
-                before = unpack_trits(packed, shape.in_features)
-                after = (before + crossed).clamp_(-1, 1)
-                flips += torch.count_nonzero(after - before)
-                packed.copy_(pack_trits(after))
-                clear_(votes_nK, crossed)
-            _leak_(votes_nK, leak)
-    return flips
+    return flip_(state, threshold, False, lambda _, votes_nK: _leak_(votes_nK, leak))
 
 
 def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int) -> Tensor:
     """``up = [B >= theta] - [B <= -theta]``, ``E = clip(E + up, E0 - band, E0 + band)``, ``B = B - theta * up``.
 
-    Mutates ``exponent`` and ``exponent_votes``. ``E`` also stays within -126..127, where ``2**E`` is a normal float32.
+    ``E`` also stays within -126..127, where ``2**E`` is a normal float32. Mutates ``exponent`` and ``exponent_votes``;
+    returns the exponents that changed (int64 scalar).
 
     Args:
         state: with ``exponent_votes``; ``E0`` is its ``origin``.
         threshold: ``theta``, 1..127.
         band: how far an exponent may move from its origin.
-        leak: units by which every accumulator then moves towards zero; 0 for none.
-
-    Returns:
-        int64 scalar: exponents that changed.
+        leak: as in :func:`apply_votes`.
     """
     exponent, exponent_votes = state.exponent, state.learned
-    up = crossings(exponent_votes, threshold)
+    up = _crossings(exponent_votes, threshold)
     centre = state.origin.to(torch.int16)
     wanted = (exponent.to(torch.int16) + up).maximum(centre - band).minimum(centre + band).clamp_(*EXPONENT_RANGE)
     moved = (wanted != exponent).sum()

@@ -20,8 +20,6 @@ from torch.autograd.function import once_differentiable
 
 from arb_ternary.backends.vote_state import VoteState
 
-__all__ = ["NAMESPACE", "Op", "op"]
-
 NAMESPACE: Final = "arb_ternary"
 _LIBRARY: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FIELDS: Final = len(VoteState._fields)
@@ -48,10 +46,11 @@ class Op:
         if self._state is not None:
             names[self._state : self._state + 1] = VoteState._fields
             hints = get_type_hints(VoteState) | hints
-        implementation = self._with_state(function)
         _LIBRARY.define(name + torch.library.infer_schema(_prototype(names, hints), mutates_args=mutates_args))
-        _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, self._with_state(function), "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        if hints["return"] is type(None):  # it changes its arguments only
+            self.register_fake(lambda *_: None)
 
     def __call__(self, *arguments: Any) -> Any:
         return self.overload(*arguments)

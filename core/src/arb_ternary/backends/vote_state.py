@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
-from arb_ternary.counters.control import hash_words, new_control
-
-__all__ = ["EXPONENT_RANGE", "VoteLimits", "VoteState", "new_state", "weight_shape"]
+from arb_ternary.counters.hashing import hash_words, new_control
 
 #: Exponents for which ``2**E`` is a normal float32.
 EXPONENT_RANGE: Final = (-126, 127)
@@ -56,7 +54,7 @@ class VoteState(NamedTuple):
         votes: the accumulators, in the layout of ``backend``.
         exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
         stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of the gradient.
-        control: int64 ``[4]``, see :mod:`arb_ternary.counters.control`.
+        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`.
         limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule recompiles no graph.
         magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign votes.
         vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32 factors, or int32 right
@@ -102,10 +100,7 @@ class VoteState(NamedTuple):
         return self.magnitudes, self.vote_scale
 
     def check_scaling(self, integer: bool) -> VoteLimits:
-        """The limits by which a gradient becomes scaled votes.
-
-        Args:
-            integer: whether it is an exact integer: from int8 operands, with a scale.
+        """The limits by which a gradient becomes scaled votes; ``integer``: it is exact, of int8 operands and a scale.
 
         Raises:
             ValueError: a limit is outside its range, or the gradient or the limits do not fit votes by shifts.
@@ -132,16 +127,7 @@ def weight_shape(*sizes: int) -> WeightShape:
 def new_state(
     shape: WeightShape, weight: Tensor, exponent: Tensor, votes: Tensor, backend: str, **others: Tensor | None
 ) -> VoteState:
-    """The state of a weight that has cast no votes, on the device of ``weight``.
-
-    Args:
-        shape: of the weight.
-        weight: in the layout of ``backend``.
-        exponent: int8 ``[N, J]``; the exponents at birth too.
-        votes: in the layout of ``backend``.
-        backend: owner of the layouts.
-        others: fields that are not as at birth.
-    """
+    """The state of a weight that has cast no votes, on the device of ``weight``; but ``others`` as they are given."""
     device = weight.device
     made = VoteState(
         weight=weight,

@@ -16,10 +16,15 @@ Definition (all arithmetic modulo 2**32 unless stated):
 
 In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``stream`` is ``stream * HASH_USES + use``:
 every use within a step has a stream of its own.
+
+A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps taken, stream
+(identity of the tensor), micro-batches cast since the last step. They are a tensor, not Python numbers, so that a
+compiled graph does not depend on the step.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from functools import cache
 from typing import Final
@@ -27,23 +32,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = [
-    "HASH_USES",
-    "MICRO_BITS",
-    "USE_DECAY",
-    "USE_EMBEDDING",
-    "USE_EXPONENT_ROUNDING",
-    "USE_GRAD_INPUT",
-    "USE_VOTES",
-    "USE_VOTE_ROUNDING",
-    "counter_hash",
-    "counter_hash_rows",
-    "hash_key",
-    "signed",
-    "stream_id",
-    "uniform",
-    "uniform_",
-]
+#: Places of the control words.
+SEED: Final = 0
+STEP: Final = 1
+STREAM: Final = 2
+MICRO: Final = 3
 
 #: Uses of the counter hash within one step of one tensor.
 HASH_USES: Final = 8
@@ -62,6 +55,17 @@ _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1
 #: Elements hashed at a time, so that the intermediate stays in the second-level cache.
 _CHUNK: Final = 1 << 17
+
+
+def new_control() -> Tensor:
+    """Control words of a module that has taken no step: all zero."""
+    return torch.zeros(4, dtype=torch.int64)
+
+
+def hash_words(control: Tensor) -> tuple[int, int, int]:
+    """``seed, step, stream`` for a kernel's hash: ``step`` counts micro-batches too, a use is added to ``stream``."""
+    seed, step, stream, micro = control.tolist()[:4]
+    return seed, (step << MICRO_BITS) + micro, stream * HASH_USES
 
 
 def _mix64(value: int) -> int:
@@ -129,15 +133,7 @@ def counter_hash(
 
 
 def counter_hash_rows(rows_U: Tensor, columns: int, seed: int, step: int, stream: int) -> Tensor:
-    """Hash the elements of some rows of a matrix: index ``row * columns + column``, int32 ``[U, columns]``.
-
-    Args:
-        rows_U: int64 row numbers.
-        columns: columns of the matrix.
-        seed: of the run.
-        step: as in :func:`counter_hash`.
-        stream: as in :func:`counter_hash`.
-    """
+    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32 ``[U, columns]``."""
     first_U = rows_U * columns
     index_UK = first_U.unsqueeze(1) + torch.arange(columns, device=rows_U.device)
     if index_UK.numel() == 0:
@@ -163,7 +159,4 @@ def uniform_(bits: Tensor) -> Tensor:
 
 def uniform(shape: tuple[int, ...], seed: int, step: int, stream: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Float32 numbers in [0, 1) for the elements of ``shape`` in row-major order, multiples of 2**-24."""
-    count = 1
-    for size in shape:
-        count *= size
-    return uniform_(counter_hash(count, seed, step, stream, device=device)).view(shape)
+    return uniform_(counter_hash(math.prod(shape), seed, step, stream, device=device)).view(shape)

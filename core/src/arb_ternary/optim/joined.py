@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, takes_loss_signal
 
-__all__ = ["JoinedOptimizer"]
-
 
 class JoinedOptimizer(Optimizer):
     """Several optimizers that step together, with one list of param groups that schedulers can drive.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from arb_ternary.config.choice import Choice
     from arb_ternary.specs import OptimizerSpec
+    from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
-    from arb_ternary.ternary.stored import StoredWeights
 
 __all__ = [
     "Joins",
@@ -160,8 +160,8 @@ def copied_attributes(optimizer: Any) -> dict[str, Any]:
 
 def collect_trainable(model: nn.Module) -> Trainable:
     """The trainable parts of ``model`` in the order of their names' registration; tied modules once."""
+    from arb_ternary.ternary.models import stored_modules
     from arb_ternary.ternary.module import TernaryModule
-    from arb_ternary.ternary.stored import stored_modules
 
     all_ternary = {name: module for name, module in model.named_modules() if isinstance(module, TernaryModule)}
     all_floats, all_stored = dict(model.named_parameters()), dict(stored_modules(model))

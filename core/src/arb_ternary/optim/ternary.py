@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from arb_ternary.counters.control import MICRO, STEP
+from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, copied_attributes
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-
-__all__ = ["TernaryOptimizer", "is_finite"]
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -39,24 +38,20 @@ class TernaryOptimizer(Optimizer):
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
         if not modules:
             raise ValueError("a ternary optimizer needs at least one ternary module")
-        groups: dict[tuple[int, int], dict[str, Any]] = {}
-        self._modules: list[list[TernaryModule]] = []
+        by_thresholds: dict[tuple[int, int], list[TernaryModule]] = {}
         for module in modules.values():
-            key = (module.accum_threshold, module.e_accum_threshold)
-            if key not in groups:
-                groups[key] = {"params": [], "accum_threshold": key[0], "e_accum_threshold": key[1]}
-                self._modules.append([])
-            index = list(groups).index(key)
-            groups[key]["params"].append(module.weight)
-            self._modules[index].append(module)
+            by_thresholds.setdefault((module.accum_threshold, module.e_accum_threshold), []).append(module)
+        self._modules = list(by_thresholds.values())
         self.updates = 0
         self.skipped_updates = 0
         given = {"kind": "ternary", "lr": 1.0, **defaults}
-        for group in groups.values():
-            for name in ("accum_threshold", "e_accum_threshold"):
-                if given.get(name) is not None:
-                    group[name] = given[name]
-        super().__init__(list(groups.values()), given)
+        groups = []
+        for thresholds, members in by_thresholds.items():
+            group: dict[str, Any] = {"params": [module.weight for module in members]}
+            for name, value in zip(("accum_threshold", "e_accum_threshold"), thresholds, strict=True):
+                group[name] = value if given.get(name) is None else given[name]
+            groups.append(group)
+        super().__init__(groups, given)
 
     def modules_of(self, group_index: int) -> list[TernaryModule]:
         """The modules of one param group."""
@@ -123,15 +118,12 @@ class TernaryOptimizer(Optimizer):
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:
-        """Root of the sum of squares of the weight gradients since ``zero_grad``, from the modules' statistics.
-
-        With several micro-batches it is the root of the sum over micro-batches of their squared norms.
-        """
+        """Root of the sum of squares of the weight gradients since ``zero_grad``, summed over micro-batches."""
         total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
         return float(torch.as_tensor(total).sqrt())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the working statistics. Votes stay: they are state. ``set_to_none`` concerns float gradients only."""
+        """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float gradients only."""
         super().zero_grad(set_to_none)
         for module in self.modules:
             module.clear_stats()
@@ -145,3 +137,43 @@ class TernaryOptimizer(Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.updates = int(state_dict["updates"])
         self.skipped_updates = int(state_dict["skipped_updates"])
+
+
+def ternary_update(
+    model: nn.Module,
+    optimizer: TernaryOptimizer,
+    loss: Tensor | None = None,
+    *,
+    loss_signal: Tensor | float | None = None,
+    loss_components: Mapping[str, Tensor] | None = None,
+) -> StepOutcome:
+    """One training update, for those who write their own loop: run backward once, step, and clear the gradients.
+
+    Args:
+        model: whose ternary modules show whether backward has run since the last step; then it is not run again.
+        optimizer: steps after backward.
+        loss: scalar; may be None when ``loss_components`` are given.
+        loss_signal: scalar that modulates the vote threshold; it is detached and never carries a graph.
+        loss_components: named scalar losses, summed into the loss.
+
+    A loss, component or signal that is not finite skips the whole update before anything is touched: every buffer stays
+    bit-identical, and the optimizer counts the skip. If the caller has already run backward from such a loss, the votes
+    that it cast cannot be told from earlier ones; pass the loss here before running backward to keep them out.
+
+    Raises:
+        ValueError: neither ``loss`` nor ``loss_components`` is given.
+    """
+    terms = [*([] if loss is None else [loss]), *(loss_components or {}).values()]
+    if not terms:
+        raise ValueError("ternary_update needs a loss or loss_components")
+    signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
+    if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
+        return optimizer.skip_update()
+    if not any(int(module.control[MICRO]) > 0 for _, module in ternary_modules(model)):
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        total.backward()  # type: ignore[no-untyped-call]
+    outcome = optimizer.step(loss_signal=signal)
+    optimizer.zero_grad()
+    return outcome

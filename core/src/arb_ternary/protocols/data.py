@@ -72,21 +72,17 @@ class Batches(Protocol):
     @property
     def continues(self) -> bool:
         """Whether the next batch continues the last one, so that a model may keep its state."""
-        ...
 
     def __next__(self) -> Batch: ...
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is, in plain values; batches that were read ahead do not count."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state`` was taken; DataError where it was of other data or another request."""
-        ...
 
     def close(self) -> None:
         """Stop reading ahead."""
-        ...
 
 
 @runtime_checkable
@@ -99,23 +95,18 @@ class DataSource(Protocol):
     @property
     def vocabulary_size(self) -> int:
         """Ids, or classes, that a prediction chooses among; the model is built for so many."""
-        ...
 
     def fingerprint(self) -> str:
         """A digest of everything in it; a resumed run must find the same."""
-        ...
 
     def batches(self, request: BatchRequest) -> Batches:
         """Training samples; DataError where there are too few."""
-        ...
 
     def samples_per_epoch(self, block_size: int) -> int:
         """Training samples of ``block_size`` predictions in one pass."""
-        ...
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
         """The same samples at every evaluation, in order; of ``limit`` batches, spread evenly over all."""
-        ...
 
 
 @runtime_checkable
@@ -124,7 +115,6 @@ class Baselines(Protocol):
 
     def baselines(self, block_size: int) -> Mapping[str, float]:
         """Losses in nats a prediction, by name, over the samples of a whole evaluation."""
-        ...
 
 
 @runtime_checkable
@@ -133,7 +123,6 @@ class Attachments(Protocol):
 
     def attachments(self) -> Mapping[str, Any]:
         """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""
-        ...
 
 
 @frozen
@@ -183,7 +172,6 @@ class MaskingStrategy(Protocol):
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time and seed."""
-        ...
 
 
 @runtime_checkable
@@ -192,4 +180,3 @@ class ReservesIds(Protocol):
 
     def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
         """The ids that the data must not use."""
-        ...

@@ -27,12 +27,10 @@ class RunContext(Protocol):
     @property
     def directory(self) -> Path:
         """Where the run writes."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
-        ...
 
     @property
     def seed(self) -> int: ...
@@ -40,23 +38,19 @@ class RunContext(Protocol):
     @property
     def step(self) -> int:
         """Optimizer steps taken in the whole run."""
-        ...
 
     @property
     def phase_index(self) -> int:
         """Position of the current phase in the config's list."""
-        ...
 
     @property
     def stop_requested(self) -> bool: ...
 
     def request_stop(self, reason: str) -> None:
         """Have the run save a checkpoint and end, as a signal would."""
-        ...
 
     def stop_if_requested(self) -> None:
         """Save a checkpoint and raise ``Interrupted``, if somebody asked for it."""
-        ...
 
     def checkpoint_if_due(self) -> None: ...
 
@@ -64,11 +58,9 @@ class RunContext(Protocol):
 
     def note(self, text: str) -> None:
         """A lasting line for the person who watches."""
-        ...
 
     def held_out_loss(self) -> float:
         """Loss on all held-out samples, nats a prediction: that of the last evaluation, or of one made now."""
-        ...
 
 
 @frozen
@@ -110,8 +102,6 @@ class ModelChangingPhase(Protocol):
 
     def structure(self) -> dict[str, Any]:
         """A description of what the phase has made of the model so far; numbers, strings, lists and dicts."""
-        ...
 
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""
-        ...

@@ -8,11 +8,8 @@ from typing import Any
 from attrs import asdict, frozen
 from torch import Tensor, nn
 
-from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.models import is_stored, stored_modules, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary.ternary.stored import is_stored, stored_modules
-
-__all__ = ["Audit", "AuditRow", "audit", "optimizer_state_bytes"]
 
 
 @frozen
@@ -26,13 +23,9 @@ class AuditRow:
 
 @frozen
 class Audit:
-    """What a model stores.
+    """What a model stores: counts by kind, and elements of the kinds that decide whether it is pure.
 
     Attributes:
-        rows: counts by kind.
-        ternary_weights: number of trits.
-        float_parameters: elements of float parameters, trainable or frozen.
-        float_buffers: elements of float buffers.
         working_bytes: what ternary modules hold within a step only: gradient statistics and the scale of votes,
             O(N + K) a weight, and accumulators of 2 bits, which every step clears.
         optimizer_bytes: tensors that the optimizer keeps.
@@ -67,22 +60,18 @@ class Audit:
 
     def table(self) -> list[tuple[str, str, str]]:
         """Rows of text: what, elements, bytes; every kind of core's, also where it counts zero."""
-        lines = [(row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows]
-        lines.append(("optimizer state", "", f"{self.optimizer_bytes:,}"))
-        lines.append(("total persistent state", f"{self.parameters:,} parameters", f"{self.state_bytes:,}"))
-        lines.append(("bits a parameter", "", f"{self.state_bits_per_parameter:.3f}"))
-        lines.append(("working memory (not state)", "", f"{self.working_bytes:,}"))
-        return lines
+        return [
+            *((row.what, f"{row.elements:,}", f"{row.nbytes:,}") for row in self.rows),
+            ("optimizer state", "", f"{self.optimizer_bytes:,}"),
+            ("total persistent state", f"{self.parameters:,} parameters", f"{self.state_bytes:,}"),
+            ("bits a parameter", "", f"{self.state_bits_per_parameter:.3f}"),
+            ("working memory (not state)", "", f"{self.working_bytes:,}"),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers for reports."""
-        return {
-            **asdict(self),
-            "pure": self.pure,
-            "parameters": self.parameters,
-            "state_bytes": self.state_bytes,
-            "state_bits_per_parameter": self.state_bits_per_parameter,
-        }
+        derived = ("pure", "parameters", "state_bytes", "state_bits_per_parameter")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
 _TERNARY = "ternary weights (packed)"
@@ -96,14 +85,9 @@ _PARAMETER_ROWS = frozenset({_TERNARY, _BIAS, _TRAINABLE, _FROZEN, _STORED})
 #: The kind of a ternary module's buffer by its name.
 _BUFFERS = {
     "weight": _TERNARY,
-    "exponent": "exponents",
-    "exponent_origin": "exponents",
-    "bias_exponent": "exponents",
-    "votes": "votes",
-    "bias_votes": "votes",
-    "exponent_votes": "exponent votes",
-    "correlation": "exponent votes",
-    "steps": "exponent votes",
+    **dict.fromkeys(("exponent", "exponent_origin", "bias_exponent"), "exponents"),
+    **dict.fromkeys(("votes", "bias_votes"), "votes"),
+    **dict.fromkeys(("exponent_votes", "correlation", "steps"), "exponent votes"),
     "bias": _BIAS,
     "control": "control words",
 }
@@ -123,11 +107,8 @@ def optimizer_state_bytes(optimizer: Any) -> int:
     def walk(value: Any) -> None:
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, dict):
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
+        elif isinstance(value, dict | list | tuple):
+            for item in value.values() if isinstance(value, dict) else value:
                 walk(item)
 
     walk(optimizer.state_dict())

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary.ternary.module import GroupSize, ScaleRule, TernaryModule, VoteOptions
-
-__all__ = ["TernaryEmbedding"]
+from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
+from arb_ternary.ternary.vote_memory import ScaleRule
 
 
 class TernaryEmbedding(TernaryModule):
@@ -47,12 +46,7 @@ class TernaryEmbedding(TernaryModule):
         **options: Unpack[VoteOptions],
     ) -> None:
         super().__init__(
-            num_embeddings,
-            embedding_dim,
-            group_size=group_size,
-            fan_in=1,
-            exponent_offset=exponent_offset,
-            **options,
+            num_embeddings, embedding_dim, group_size=group_size, fan_in=1, exponent_offset=exponent_offset, **options
         )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -70,24 +64,16 @@ class TernaryEmbedding(TernaryModule):
             self.to(device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``.
-
-        Raises:
-            IndexError: an id is outside ``0 .. N - 1``.
-        """
+        """Look up integer ``ids [...]``: ``[..., K]`` in ``dtype``. IndexError: an id is outside ``0 .. N - 1``."""
         flat = ids.reshape(-1).to(torch.int64)
         rows = self.look_up(flat, self.dtype)
         if self.correlation is not None and self.steps is not None:
-            rows = rows * self._correlation_scale(flat, self.correlation, self.steps).to(self.dtype)
+            counted = self.steps.index_select(0, flat).clamp_min(1).to(torch.float32) * self.shape.group_size
+            mean = -self.correlation.index_select(0, flat).to(torch.float32) / counted
+            scale = torch.exp2(self.kappa * mean).repeat_interleave(self.shape.group_size, dim=1)
+            rows = rows * scale[:, : self.shape.in_features].to(self.dtype)
         return rows.view(*ids.shape, self.embedding_dim)
 
     def vote_state(self) -> VoteState:
         """With the embedding's own ``correlation`` and ``steps``; see :meth:`TernaryModule.vote_state`."""
         return super().vote_state()._replace(correlation=self.correlation, steps=self.steps)
-
-    def _correlation_scale(self, ids: Tensor, correlation: Tensor, steps: Tensor) -> Tensor:
-        """``2**(kappa * mean)`` of the looked-up groups, spread over their columns: float32 ``[M, K]``."""
-        counted = steps.index_select(0, ids).clamp_min(1).to(torch.float32) * self.shape.group_size
-        mean = -correlation.index_select(0, ids).to(torch.float32) / counted
-        scale = torch.exp2(self.kappa * mean)
-        return scale.repeat_interleave(self.shape.group_size, dim=1)[:, : self.shape.in_features]

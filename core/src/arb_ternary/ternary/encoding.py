@@ -14,8 +14,6 @@ from torch import Tensor
 
 from arb_ternary.errors import CheckpointError
 
-__all__ = ["bytes_per_row", "decode_at_rest", "encode_at_rest"]
-
 TRITS_PER_BYTE: Final = 5
 CODES: Final = 3**TRITS_PER_BYTE
 
@@ -59,15 +57,13 @@ def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tenso
             f"{name}: {columns} trits a row at rest are uint8 with {width} bytes a row, "
             f"got {encoded.dtype} of shape {tuple(encoded.shape)}"
         )
-    rows = encoded.shape[0]
-    bad = torch.nonzero(encoded.flatten() >= CODES)
+    codes = encoded.flatten()
+    bad = torch.nonzero(codes >= CODES)
     if bad.numel():
         offset = int(bad[0])
-        raise CheckpointError(
-            f"{name}: byte {int(encoded.flatten()[offset])} at offset {offset} is no code of five trits (0..242)"
-        )
+        raise CheckpointError(f"{name}: byte {int(codes[offset])} at offset {offset} is no code of five trits (0..242)")
     digits = (encoded.unsqueeze(2) // _powers(encoded.device)) % 3
-    trits = digits.to(torch.int8).view(rows, width * TRITS_PER_BYTE) - 1
+    trits = digits.to(torch.int8).flatten(start_dim=1) - 1
     padding = trits[:, columns:]
     if padding.numel() and bool(padding.any()):
         row = int(torch.nonzero(padding.any(dim=1))[0])

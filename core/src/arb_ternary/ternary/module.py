@@ -14,12 +14,10 @@ from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.select import current_backend, get_backend, serves
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
-from arb_ternary.counters.control import new_control
+from arb_ternary.counters.hashing import new_control
 from arb_ternary.errors import CheckpointError, EnvironmentProblem
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
-
-__all__ = ["GROUP_SIZES", "GroupSize", "ScaleRule", "TernaryModule", "VoteOptions", "initial_trits"]
 
 GroupSize = int | Literal["row"]
 #: Exponent groups along the input features; "row" is one exponent a row.
@@ -49,8 +47,7 @@ class VoteOptions(TypedDict, total=False):
         gradients: ``float``, the default, or ``int8`` (stochastically rounded; then votes are exact integers).
         scale_rule: how the exponents learn: ``residual`` (by votes, the default) or ``frozen``; an embedding's also by
             ``correlation``.
-        vote_bits: of an accumulator: 8, the default, 4 or 2; fewer than 8 need a backend with the capability
-            ``narrow_votes``.
+        vote_bits: of an accumulator: 8, the default, 4 or 2 (with a backend that has the capability ``narrow_votes``).
         backend: whose kernels compute, and whose layout holds weight and votes; None, the default, takes the current
             one. On a device that it does not serve, the layout is torch's, and the module cannot compute.
     """
@@ -71,17 +68,10 @@ class TernaryModule(VoteMemory):
 
     Buffers: ``weight`` (uint8, layout of ``backend``), ``exponent`` int8 ``[N, J]``, ``exponent_origin`` int8
     broadcastable to ``[N, J]`` (the exponents at birth, around which the band lies), ``votes`` (layout of ``backend``),
-    ``exponent_votes`` int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer.
+    ``exponent_votes`` int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer. What it holds
+    within a step only is in :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
 
-    What it holds within a step only is in :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
-
-    Args:
-        rows: ``N``.
-        columns: ``K``.
-        group_size: ``G``: 32, 64, 128, 256 or "row".
-        fan_in: decides the initial exponent.
-        exponent_offset: added to the initial exponent.
-        options: see :class:`VoteOptions`.
+    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -113,14 +103,14 @@ class TernaryModule(VoteMemory):
         vote_bits, backend = options.get("vote_bits", 8), options.get("backend")
         if rows < 0 or columns < 0:
             raise ValueError(f"features must not be negative, got {rows} x {columns}")
-        if group_size not in GROUP_SIZES:
-            raise ValueError(f"group_size must be one of {GROUP_SIZES}, got {group_size!r}")
-        if gradients not in ("float", "int8"):
-            raise ValueError(f"gradients must be 'float' or 'int8', got {gradients!r}")
-        if scale_rule not in self.scale_rules:
-            raise ValueError(f"scale_rule must be one of {self.scale_rules}, got {scale_rule!r}")
-        if vote_bits not in VOTE_BITS:
-            raise ValueError(f"vote_bits must be one of {VOTE_BITS}, got {vote_bits!r}")
+        for name, value, known in (
+            ("group_size", group_size, GROUP_SIZES),
+            ("gradients", gradients, ("float", "int8")),
+            ("scale_rule", scale_rule, self.scale_rules),
+            ("vote_bits", vote_bits, VOTE_BITS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {known}, got {value!r}")
         self.chosen_backend = current_backend() if backend is None else backend
         get_backend(self.chosen_backend)
         check_vote_bits(self.chosen_backend, vote_bits)
@@ -149,8 +139,6 @@ class TernaryModule(VoteMemory):
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
 
-    # --- reading and writing the weight ---
-
     def trits(self) -> Tensor:
         """``T`` as int8 ``[N, K]``."""
         trits: Tensor = kernel(self.backend, "unpack")(self.weight, self.shape)
@@ -168,12 +156,12 @@ class TernaryModule(VoteMemory):
 
     @torch.no_grad()
     def set_trits(self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None) -> None:
-        """Replace the weight; votes are cleared unless given.
+        """Replace the weight: int8 ``trits [N, K]`` in {-1, 0, 1}.
 
         Args:
             trits: int8 ``[N, K]`` in {-1, 0, 1}.
             exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None keeps the exponents.
-            votes: int8 ``[N, K]``, the initial accumulators; within -7..7 for 4 bits, -1..1 for 2.
+            votes: int8 ``[N, K]``, the accumulators, within their bits; None clears them.
 
         Raises:
             ValueError: wrong dtype, shape or range; nothing is then changed.
@@ -195,16 +183,14 @@ class TernaryModule(VoteMemory):
             uniform = exponent.numel() == 0 or bool((exponent == exponent.flatten()[0]).all())
             first = exponent[:1, :1] if exponent.numel() else self.exponent_origin
             self.exponent_origin = (first if uniform else exponent).to(self.exponent.device, copy=True)
-        device = self.weight.device
-        self.weight.copy_(kernel(self.backend, "pack")(trits.to(device)))
+        self.weight.copy_(kernel(self.backend, "pack")(trits.to(self.weight.device)))
         self.set_votes(torch.zeros_like(trits) if votes is None else votes)
         self.exponent_votes.zero_()
 
     @torch.no_grad()
     def set_votes(self, votes: Tensor) -> None:
         """Replace the accumulators by int8 ``[N, K]`` that fit their bits."""
-        packed = pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits)
-        self.votes.copy_(packed)
+        self.votes.copy_(pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits))
 
     def set_backend(self, name: str) -> None:
         """Compute with another backend: weight and votes are repacked in its layout; no logical value changes."""
@@ -237,8 +223,6 @@ class TernaryModule(VoteMemory):
         low, high = self.shape.smallest_vote, self.shape.largest_vote
         if votes.numel() and not low <= int(votes.amin()) <= int(votes.amax()) <= high:
             raise ValueError(f"votes of {self.shape.vote_bits} bits lie in {low}..{high}")
-
-    # --- learning ---
 
     def multiply(self, x: Tensor, activations: str, bias: Tensor | None = None) -> Tensor:
         """``x @ W.T + bias`` for ``x [..., K]``: ``[..., N]`` in the dtype of ``x``; backward casts the votes.
@@ -288,8 +272,7 @@ class TernaryModule(VoteMemory):
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of that kernel.
 
-        Returns:
-            int64 scalar on the CPU: trits that changed.
+        Returns the trits that changed: int64 scalar on the CPU.
         """
         changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
         torch.autograd.graph.increment_version((self.weight, self.votes))
@@ -298,8 +281,7 @@ class TernaryModule(VoteMemory):
     def apply_exponent_votes(self, threshold: int, band: int, leak: int = 0) -> Tensor:
         """Move the exponents, if they learn by residual votes; see the kernel of this name.
 
-        Returns:
-            int64 scalar on the CPU: exponents that changed.
+        Returns the exponents that changed: int64 scalar on the CPU.
         """
         if self.voting_exponents() is None:
             return torch.zeros((), dtype=torch.int64)
@@ -323,41 +305,25 @@ class TernaryModule(VoteMemory):
         votes = self.logical_votes()
         destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
         converted = dict(state_dict)
         weight, votes = prefix + "weight", prefix + "votes"
         if weight in converted:
             trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
             if trits.shape[0] == self.shape.out_features:
                 converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
-        expected = (self.shape.out_features, self.shape.in_features)
         if votes in converted:
             logical = self._votes_from_rest(converted[votes], votes)
-            if tuple(logical.shape) == expected:
+            if tuple(logical.shape) == (self.shape.out_features, self.shape.in_features):
                 logical = logical.to(self.votes.device)
                 converted[votes] = pack_votes(self.backend, logical, self.shape.vote_bits)
         origin = converted.get(prefix + "exponent_origin")
         if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
             self.exponent_origin = self.exponent_origin.new_empty(origin.shape)
-        super()._load_from_state_dict(
-            converted, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(converted, prefix, *others)
 
     def _votes_from_rest(self, saved: Tensor, name: str) -> Tensor:
-        """The accumulators of a state dict as int8.
-
-        Raises:
-            CheckpointError: they were saved with other bits.
-        """
+        """The accumulators of a state dict as int8; CheckpointError where they were saved with other bits."""
         bits = self.shape.vote_bits
         if bits == 2:
             return decode_at_rest(saved, self.shape.in_features, name)

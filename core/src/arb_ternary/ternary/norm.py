@@ -9,8 +9,6 @@ from torch import Tensor
 
 from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 
-__all__ = ["TernaryRMSNorm"]
-
 
 class TernaryRMSNorm(TernaryModule):
     """``y = x * rsqrt(mean(x**2) + eps) * gain`` with a gain ``T * 2**E`` that is 1 at birth and learns by votes.
@@ -52,6 +50,5 @@ class TernaryRMSNorm(TernaryModule):
         """Normalise ``x [..., K]`` (float); the result has its shape and dtype."""
         y = torch.nn.functional.rms_norm(x.to(torch.float32), (self.features,), eps=self.eps)
         if self.learned:
-            gain = self.look_up(self._row, torch.float32)
-            y = y * gain.view(self.features)
+            y = y * self.look_up(self._row, torch.float32).view(self.features)
         return y.to(x.dtype)

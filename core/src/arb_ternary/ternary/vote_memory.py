@@ -10,25 +10,14 @@ from torch import Tensor, nn
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits
 
-__all__ = ["ScaleRule", "VoteMemory"]
-
 ScaleRule = Literal["residual", "frozen", "correlation"]
 
 
 class VoteMemory(nn.Module):
     """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew before a step.
 
-    Attributes:
-        shape: of the weight.
-        gradients: ``float`` or ``int8``.
-        scale_rule: how the exponents learn.
-        stats: NaN count and row and column sums of squares of the gradients since the last ``zero_grad``, float32
-            ``[1 + N + K]``.
-        magnitudes: row and column sums of the gradients' absolute values since the last ``zero_grad``, float32
-            ``[N + K]``; None under sign votes.
-        vote_scale: factors (float32) or right shifts (int32) of rows, then columns, ``[N + K]``; an optimizer writes
-            them in place. None under sign votes.
-        vote_limits: int64 ``[3]``: :attr:`limits`, in a tensor so that a schedule recompiles no graph.
+    ``stats``, ``magnitudes`` (both since the last ``zero_grad``), ``vote_scale`` (which an optimizer writes in place)
+    and ``vote_limits`` are the fields of :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
 
     shape: WeightShape
@@ -50,13 +39,10 @@ class VoteMemory(nn.Module):
         self.vote_limits = torch.tensor(VoteLimits())
 
     def use_scaled_votes(self, *, integer: bool = False) -> None:
-        """Let backward cast scaled votes, and allocate ``magnitudes`` (zero) and ``vote_scale``.
+        """Let backward cast scaled votes by factors (float32), or by shifts (int32) if ``integer``.
 
         The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none. Write others in place
         (``copy_``): a compiled graph is then kept.
-
-        Args:
-            integer: shifts (int32) instead of factors (float32).
 
         Raises:
             ValueError: the exponents learn by correlation, which counts signs; or ``integer`` without int8 gradients

@@ -13,8 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.counters.control import SEED, STREAM
-from arb_ternary.counters.hashing import stream_id
+from arb_ternary.counters.hashing import SEED, STREAM, stream_id
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec

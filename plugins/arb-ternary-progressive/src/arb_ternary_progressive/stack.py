@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary.ternary.stored import stored_modules
 from arb_ternary_progressive.adapters import (
     STACK,
     Adapter,

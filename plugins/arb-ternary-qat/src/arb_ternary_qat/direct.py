@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.backends.layout import pack_trits, unpack_trits
-from arb_ternary.counters.control import new_control
+from arb_ternary.counters.hashing import new_control
 from arb_ternary_qat.config import DirectConfig, Levels
 from arb_ternary_qat.linears import replace_linears
 from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from arb_ternary.counters.control import STEP
+from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary_qat.direct import DirectLinear

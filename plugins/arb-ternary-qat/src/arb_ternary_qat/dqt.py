@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arb_ternary.counters.control import hash_words
-from arb_ternary.counters.hashing import uniform
+from arb_ternary.counters.hashing import hash_words, uniform
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary_qat.config import DQTConfig
 from arb_ternary_qat.direct import DirectLinear

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from arb_ternary.counters.control import MICRO
+from arb_ternary.counters.hashing import MICRO
 from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.ternary.audit import audit, optimizer_state_bytes
+from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary.ternary.stored import stored_modules
 
 __all__ = ["LinearState", "linear_state"]
 

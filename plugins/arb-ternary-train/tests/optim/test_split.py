@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from arb_ternary import TernaryLinear
-from arb_ternary.counters.control import SEED, STREAM, new_control
-from arb_ternary.counters.hashing import stream_id
+from arb_ternary.counters.hashing import SEED, STREAM, new_control, stream_id
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import (

@@ -20,7 +20,7 @@ import torch
 from attrs import asdict, evolve
 from torch import Tensor
 
-from arb_ternary.counters.control import STEP
+from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary.ternary.module import TernaryModule

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteLimits
-from arb_ternary.counters.control import MICRO
+from arb_ternary.counters.hashing import MICRO
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule

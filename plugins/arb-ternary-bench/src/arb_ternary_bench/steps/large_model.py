@@ -20,7 +20,7 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
-from arb_ternary.optim.update import ternary_update
+from arb_ternary.optim.ternary import ternary_update
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import TernaryModule

@@ -1,6 +1,6 @@
 """Two optimizers as one: one for the ternary modules of a model, one for its float parameters.
 
-Modules with integer weights of their own format (:mod:`arb_ternary.ternary.stored`) belong to the ternary part.
+Modules with integer weights of their own format (:mod:`arb_ternary.ternary.models`) belong to the ternary part.
 """
 
 from __future__ import annotations
