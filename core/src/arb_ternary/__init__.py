@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from arb_ternary.optim.ternary import ternary_update
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.audit import audit
-    from arb_ternary.ternary.embedding import TernaryEmbedding
+    from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
     from arb_ternary.ternary.linear import TernaryConv1d, TernaryConv2d, TernaryLinear
     from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
-    from arb_ternary.ternary.norm import TernaryRMSNorm
 
 __version__ = "0.1.0"
 
@@ -35,7 +34,7 @@ _LAZY: Final = {
     "TernaryConv2d": "arb_ternary.ternary.linear",
     "TernaryEmbedding": "arb_ternary.ternary.embedding",
     "TernaryLinear": "arb_ternary.ternary.linear",
-    "TernaryRMSNorm": "arb_ternary.ternary.norm",
+    "TernaryRMSNorm": "arb_ternary.ternary.embedding",
     "audit": "arb_ternary.ternary.audit",
     "configure_ternary_training": "arb_ternary.ternary.models",
     "manager": "arb_ternary.plugins.manager",

@@ -16,8 +16,8 @@ import arb_ternary_gqc as gqc
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.select import candidates
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import as_outcome, collect_trainable
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import build as build_signgsd

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import Trainable, collect_trainable
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.linear_state import linear_state

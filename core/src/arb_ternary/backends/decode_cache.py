@@ -53,10 +53,9 @@ class DecodeCache:
         if packed.is_inference() or exponent.is_inference():
             return None
         with self._lock:
-            entry = self._entries.get(id(packed))
+            entry, current = self._entries.get(id(packed)), (packed._version, exponent._version)
             if entry is None:
                 return None
-            current = (packed._version, exponent._version)
             if entry.packed() is not packed or entry.exponent() is not exponent or entry.versions != current:
                 self._drop(id(packed))
                 return None

@@ -23,11 +23,7 @@ def fallback_ops(backend: KernelBackend) -> tuple[str, ...]:
 
 
 def kernel(backend_name: str, op: str) -> Kernel:
-    """The kernel of ``op`` in the named backend; the reference's where an optional op is missing.
-
-    Raises:
-        EnvironmentProblem: it is missing and ``ARB_TERNARY_STRICT=1`` forbids the reference to stand in.
-    """
+    """The kernel of ``op`` in the named backend; for a missing optional one, the reference's or EnvironmentProblem."""
     backend = get_backend(backend_name)
     found = backend.kernels.get(op)
     return _stand_in(backend, op, op) if found is None else found
@@ -58,12 +54,12 @@ def check_vote_bits(backend_name: str, vote_bits: int) -> None:
 
 def pack_votes(backend_name: str, votes_NK: Tensor, vote_bits: int) -> Tensor:
     """int8 votes ``[N, K]`` in the layout of the named backend; the bits are passed on only where they are not 8."""
-    packed: Tensor = _pack_votes(kernel(backend_name, "pack_votes"), votes_NK, vote_bits)
+    return _pack_votes(kernel(backend_name, "pack_votes"), votes_NK, vote_bits)
+
+
+def _pack_votes(pack: Kernel, votes_NK: Tensor, vote_bits: int) -> Tensor:
+    packed: Tensor = pack(votes_NK) if vote_bits == 8 else pack(votes_NK, vote_bits)
     return packed
-
-
-def _pack_votes(pack: Kernel, votes_NK: Tensor, vote_bits: int) -> Any:
-    return pack(votes_NK) if vote_bits == 8 else pack(votes_NK, vote_bits)
 
 
 def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:

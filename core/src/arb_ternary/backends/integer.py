@@ -98,9 +98,7 @@ def shifted_weight_product(a_MK: Tensor, trits_KN: Tensor, shift_KN: Tensor) -> 
     """``sum_k a[m, k] * (t[k, n] << shift[k, n])`` of int8 and non-negative shifts that broadcast to ``[K, N]``, exact.
 
     It is int32 ``[M, N]`` when no shift exceeds 6 (then one int8 GEMM does it) and 32 bits hold the sums, else int64.
-
-    Raises:
-        ValueError: a shift exceeds 40, beyond which 64 bits do not hold the sum for K = 2**16.
+    ValueError: a shift exceeds 40, beyond which 64 bits do not hold the sum for K = 2**16.
     """
     largest = int(shift_KN.amax()) if shift_KN.numel() else 0
     if largest > MAX_SPREAD:

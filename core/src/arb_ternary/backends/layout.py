@@ -102,13 +102,12 @@ def pack_votes(votes_NK: Tensor, bits: int = 8) -> Tensor:
 
 def unpack_votes(votes: Tensor, shape: WeightShape) -> Tensor:
     """The backend's layout of votes to int8 ``[N, K]``, memory of its own."""
-    stored = votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
+    stored = _stored_rows(votes, shape)
     return stored.clone() if shape.vote_bits == 8 else _open(stored, shape)
 
 
-def row_bytes(columns: int, bits: int) -> int:
-    """Bytes of a row of ``columns`` stored accumulators of ``bits`` bits."""
-    return {8: columns, 4: -(-columns // 2), 2: packed_columns(columns)}[bits]
+def _stored_rows(votes: Tensor, shape: WeightShape) -> Tensor:
+    return votes.view(shape.out_features, -(-shape.in_features * shape.vote_bits // 8))
 
 
 def _open(stored: Tensor, shape: WeightShape) -> Tensor:
@@ -126,7 +125,7 @@ def opened(state: VoteState, rows: slice | Tensor) -> Iterator[tuple[Tensor, Ten
     and distinct.
     """
     shape = state.shape
-    stored = state.votes.view(shape.out_features, row_bytes(shape.in_features, shape.vote_bits))
+    stored = _stored_rows(state.votes, shape)
     some, learned = stored[rows], state.exponent_votes
     exponents = None if learned is None else learned[rows]
     votes = _open(some, shape)

@@ -115,14 +115,7 @@ def _(x: Tensor, anchor: object, bias: object, state: VoteState, activations: st
 
 
 def _linear_setup(
-    ctx: Any,
-    output: tuple[Tensor, Tensor, Tensor],
-    x: Tensor,
-    anchor: Tensor | None,
-    bias: Tensor | None,
-    state: VoteState,
-    activations: str,
-    gradients: str,
+    ctx: Any, output: Any, x: Tensor, anchor: object, bias: object, state: VoteState, activations: str, gradients: str
 ) -> None:
     _, q, scale = output
     ctx.mark_non_differentiable(q, scale)

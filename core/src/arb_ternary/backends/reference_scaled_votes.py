@@ -210,7 +210,6 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     changed (int64 scalar).
 
     Args:
-        state: of the weight.
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.
         decay: share of an accumulator in units of 2**-16, 0..65536.
         carry: whether the rest beyond the threshold is kept.

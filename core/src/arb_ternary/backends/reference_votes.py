@@ -123,7 +123,6 @@ def cast_votes(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteS
         grad_MN: float gradient (row scales of int8 activations already folded in), or int8 with ``scale``.
         x_MK: float activations, or int8; both int8 selects the exact integer product.
         scale: float32 scalar, the power of two of an int8 gradient; it scales the statistics only.
-        state: of the weight.
     """
     for tile, product in gradient_tiles(grad_MN, x_MK, state.shape):
         _cast_(tile, product, scale, state)
@@ -149,11 +148,6 @@ def count_correlation_(correlation: Tensor, steps: Tensor, rows_U: Tensor, score
     steps.index_copy_(0, rows_U, counted.clamp_(max=2**31 - 1).to(torch.int32))
 
 
-def _has_crossings(accumulator: Tensor, threshold: int) -> bool:
-    low, high = accumulator.aminmax()
-    return bool((high >= threshold) | (low <= -threshold))
-
-
 def _crossings(accumulator: Tensor, threshold: int) -> Tensor:
     """``[A >= theta] - [A <= -theta]`` in int8: either side clips to a step of one, and their offsets cancel."""
     return accumulator.clamp(threshold - 1, threshold).add_(accumulator.clamp(-threshold, 1 - threshold))
@@ -177,7 +171,8 @@ def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slic
     flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
     for tile in _row_tiles(shape):
         with opened(state, tile) as (packed, votes_nK, _):
-            if votes_nK.numel() and _has_crossings(votes_nK, threshold):
+            low, high = votes_nK.aminmax() if votes_nK.numel() else (0, 0)
+            if bool((high >= threshold) | (low <= -threshold)):
                 crossed = _crossings(votes_nK, threshold)
                 before = unpack_trits(packed, shape.in_features)
                 after = (before + crossed).clamp_(-1, 1)
@@ -202,7 +197,6 @@ def apply_votes(state: VoteState, threshold: int, leak: int) -> Tensor:
     A trit moves at most one step. Mutates ``weight`` and ``votes``; returns the trits that changed (int64 scalar).
 
     Args:
-        state: of the weight.
         threshold: ``theta``, 1 to the largest vote: 127, 7 or 1.
         leak: units by which every accumulator then moves towards zero; 0 for none.
     """

@@ -30,11 +30,8 @@ Function = Callable[..., Any]
 class Op:
     """An op of the namespace: call it, or ``torch.ops.arb_ternary.<name>``, with all of its arguments in order.
 
-    Args:
-        name: within the namespace.
-        function: computes it, for every device; annotated as ``torch.library.infer_schema`` wants it, or with a
-            ``VoteState``.
-        mutates_args: names of the arguments, or of fields of the state, that it changes.
+    ``function`` computes it, for every device; it is annotated as ``torch.library.infer_schema`` wants it, or with a
+    ``VoteState``. ``mutates_args`` names the arguments, or fields of the state, that it changes.
     """
 
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:

@@ -31,11 +31,7 @@ class VoteLimits(NamedTuple):
 
     def check(self) -> VoteLimits:
         """These limits; raises ValueError where one is outside its range."""
-        for name, value, low, high in (
-            ("vote_limit", self.vote_limit, 1, 127 * 256),
-            ("exponent_shift", self.exponent_shift, 0, 31),
-            ("noise_shift", self.noise_shift, 0, 16),
-        ):
+        for (name, value), (low, high) in zip(self._asdict().items(), ((1, 127 * 256), (0, 31), (0, 16)), strict=True):
             if not low <= value <= high:
                 raise ValueError(f"{name} must be in {low}..{high}, got {value}")
         return self

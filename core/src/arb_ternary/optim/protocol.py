@@ -160,11 +160,10 @@ def copied_attributes(optimizer: Any) -> dict[str, Any]:
 
 def collect_trainable(model: nn.Module) -> Trainable:
     """The trainable parts of ``model`` in the order of their names' registration; tied modules once."""
-    from arb_ternary.ternary.models import stored_modules
-    from arb_ternary.ternary.module import TernaryModule
+    from arb_ternary.ternary.models import stored_modules, ternary_modules
 
-    all_ternary = {name: module for name, module in model.named_modules() if isinstance(module, TernaryModule)}
-    all_floats, all_stored = dict(model.named_parameters()), dict(stored_modules(model))
+    all_ternary, all_stored = dict(ternary_modules(model)), dict(stored_modules(model))
+    all_floats = dict(model.named_parameters())
     ternary = {name: module for name, module in all_ternary.items() if not module.frozen}
     floats = {name: parameter for name, parameter in all_floats.items() if parameter.requires_grad}
     stored = {name: module for name, module in all_stored.items() if not module.frozen}
@@ -174,11 +173,7 @@ def collect_trainable(model: nn.Module) -> Trainable:
 
 
 def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:
-    """The optimizer that a config chose at ``where``, over all of ``trainable``.
-
-    Raises:
-        ConfigError: there are parts of a kind that it does not accept.
-    """
+    """The optimizer that a config chose at ``where``, over all of ``trainable``; ConfigError for a kind it refuses."""
     nouns = {
         "ternary": "ternary modules",
         "float": "float parameters",

@@ -28,11 +28,7 @@ def _powers(device: torch.device) -> Tensor:
 
 
 def encode_at_rest(trits_NK: Tensor) -> Tensor:
-    """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``.
-
-    Raises:
-        ValueError: the tensor is not two-dimensional int8, or holds a value outside {-1, 0, 1}.
-    """
+    """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``; ValueError unless it is an int8 matrix of trits."""
     if trits_NK.dim() != 2 or trits_NK.dtype != torch.int8:
         raise ValueError(f"trits must be an int8 matrix, got {trits_NK.dtype} of shape {tuple(trits_NK.shape)}")
     if trits_NK.numel() and int(trits_NK.abs().amax()) > 1:

@@ -132,7 +132,6 @@ class TernaryConv2d(TernaryLinear):
     ) -> None:
         height, width = _pair(kernel_size)
         super().__init__(in_channels * height * width, out_channels, **options)
-        self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = (height, width)
         self.stride = _pair(stride)

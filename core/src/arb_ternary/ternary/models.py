@@ -63,11 +63,8 @@ def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_ac
     """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
 
     Optimizers that are built afterwards start from these thresholds. Low ones (3 to 8) move signs and scales early and
-    make the loss spike.
-
-    Raises:
-        ValueError: a threshold is outside 1..127, or beyond the accumulators of a module (7 for 4 bits, 1 for 2); then
-            nothing is changed.
+    make the loss spike. ValueError, and no change: a threshold is outside 1..127, or beyond the accumulators of a
+    module (7 for 4 bits, 1 for 2).
     """
     for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
         if not 1 <= value <= 127:

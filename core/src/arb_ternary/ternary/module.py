@@ -35,11 +35,6 @@ def initial_trits(rows: int, columns: int, generator: torch.Generator | None = N
     return (w / scale).round_().clamp_(-1, 1).to(torch.int8)
 
 
-def fan_in_exponent(fan_in: int) -> int:
-    """The power of two nearest to ``1 / sqrt(density * fan_in)``: unit variance in, unit variance out."""
-    return round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1)))
-
-
 class VoteOptions(TypedDict, total=False):
     """How a ternary module learns, and where.
 
@@ -71,17 +66,12 @@ class TernaryModule(VoteMemory):
     ``exponent_votes`` int8 ``[N, J]``, ``control`` int64 ``[4]``. No float parameter and no float buffer. What it holds
     within a step only is in :class:`~arb_ternary.ternary.vote_memory.VoteMemory`.
 
-    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it.
-
-    Raises:
-        ValueError: an argument is outside its range.
-        EnvironmentProblem: the backend does not serve ``vote_bits``.
+    The initial exponent follows from ``fan_in``, and ``exponent_offset`` is added to it. ValueError: an argument is
+    outside its range; EnvironmentProblem: the backend does not serve ``vote_bits``.
     """
 
-    weight: Tensor
     exponent: Tensor
     exponent_origin: Tensor
-    votes: Tensor
     exponent_votes: Tensor
     control: Tensor
 
@@ -125,7 +115,8 @@ class TernaryModule(VoteMemory):
         self.e_accum_threshold = 32
         self.anchor = torch.empty(0, requires_grad=True)
 
-        exponent = fan_in_exponent(fan_in) + exponent_offset
+        # The power of two nearest to 1 / sqrt(density * fan_in): unit variance in, unit variance out.
+        exponent = round(-0.5 * math.log2(GAUSSIAN_DENSITY * max(fan_in, 1))) + exponent_offset
         if not EXPONENT_RANGE[0] <= exponent <= EXPONENT_RANGE[1]:
             raise ValueError(f"initial exponent {exponent} is outside {EXPONENT_RANGE}")
         groups = self.shape.groups
@@ -156,15 +147,12 @@ class TernaryModule(VoteMemory):
 
     @torch.no_grad()
     def set_trits(self, trits: Tensor, exponent: Tensor | None = None, votes: Tensor | None = None) -> None:
-        """Replace the weight: int8 ``trits [N, K]`` in {-1, 0, 1}.
+        """Replace the weight; ValueError, and no change, for a wrong dtype, shape or range.
 
         Args:
             trits: int8 ``[N, K]`` in {-1, 0, 1}.
             exponent: int8 ``[N, J]`` in -126..127; it also becomes the origin of the band. None keeps the exponents.
             votes: int8 ``[N, K]``, the accumulators, within their bits; None clears them.
-
-        Raises:
-            ValueError: wrong dtype, shape or range; nothing is then changed.
         """
         expected = (self.shape.out_features, self.shape.in_features)
         for name, tensor in (("trits", trits), ("votes", votes)):
@@ -180,9 +168,10 @@ class TernaryModule(VoteMemory):
             if exponent.numel() and int(exponent.amin()) < EXPONENT_RANGE[0]:
                 raise ValueError(f"exponents must lie in {EXPONENT_RANGE}, got {int(exponent.amin())}")
             self.exponent.copy_(exponent)
-            uniform = exponent.numel() == 0 or bool((exponent == exponent.flatten()[0]).all())
-            first = exponent[:1, :1] if exponent.numel() else self.exponent_origin
-            self.exponent_origin = (first if uniform else exponent).to(self.exponent.device, copy=True)
+            if exponent.numel():
+                first = exponent[:1, :1]
+                origin = first if bool((exponent == first).all()) else exponent
+                self.exponent_origin = origin.to(self.exponent.device, copy=True)
         self.weight.copy_(kernel(self.backend, "pack")(trits.to(self.weight.device)))
         self.set_votes(torch.zeros_like(trits) if votes is None else votes)
         self.exponent_votes.zero_()
@@ -242,11 +231,7 @@ class TernaryModule(VoteMemory):
         return rows
 
     def vote_state(self) -> VoteState:
-        """The weight and what it learns by, for ops and kernels; the tensors are the module's own.
-
-        Raises:
-            EnvironmentProblem: the chosen backend does not serve the device.
-        """
+        """What ops and kernels take; EnvironmentProblem where the chosen backend does not serve the device."""
         if self.backend != self.chosen_backend:
             raise EnvironmentProblem(
                 f"backend {self.chosen_backend!r} cannot compute on {self.weight.device}",

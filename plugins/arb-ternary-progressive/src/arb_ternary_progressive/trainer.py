@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from arb_ternary.backends.select import Selection, current_backend
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import CheckpointError, UsageProblem
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import Trainable, build_optimizer
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
 from arb_ternary_progressive.activation_cache import ActivationCache

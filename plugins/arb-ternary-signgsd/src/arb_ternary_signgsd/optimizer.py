@@ -9,8 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.sign_gsd import SignGSD
 from arb_ternary_signgsd.ternary import TernarySignGSD

@@ -9,7 +9,6 @@ from torch import nn
 from arb_ternary import TernaryLinear
 from arb_ternary.counters.hashing import SEED, STREAM, new_control, stream_id
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import (
     StepOutcome,
     Trainable,
@@ -18,6 +17,7 @@ from arb_ternary.optim.protocol import (
     inner_optimizers,
     takes_loss_signal,
 )
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arb_ternary.ternary.embedding import TernaryEmbedding
+from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary.ternary.norm import TernaryRMSNorm
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.rms_norm import RMSNorm
 

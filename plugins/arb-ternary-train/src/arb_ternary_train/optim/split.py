@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.joined import JoinedOptimizer
 from arb_ternary.optim.protocol import Trainable, build_optimizer
+from arb_ternary.optim.ternary import JoinedOptimizer
 
 __all__ = ["SplitConfig", "build"]
 
