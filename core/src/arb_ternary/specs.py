@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import field, frozen
 from attrs.validators import deep_iterable, in_, instance_of, matches_re, optional
@@ -44,17 +44,18 @@ TrainedPart = Literal["ternary", "float", "stored"]
 _name = [instance_of(str), matches_re(re.compile(NAME_PATTERN))]
 _target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
 
-T = TypeVar("T")
+# One a type, because type checkers cannot infer the element type of a generic converter of a field.
 
 
-# Typed, because a type checker cannot infer the element type of a bare ``tuple`` or ``frozenset`` as a converter.
-
-
-def _as_tuple(values: Iterable[T]) -> tuple[T, ...]:
+def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _as_set(values: Iterable[T]) -> frozenset[T]:
+def _as_variables(values: Iterable[Variable]) -> tuple[Variable, ...]:
+    return tuple(values)
+
+
+def _as_parts(values: Iterable[TrainedPart]) -> frozenset[TrainedPart]:
     return frozenset(values)
 
 
@@ -118,7 +119,7 @@ class Spec:
     config: str | None = field(default=None, validator=optional(_target))
     summary: str = field(default="", validator=instance_of(str))
     variables: tuple[Variable, ...] = field(
-        default=(), converter=_as_tuple, validator=deep_iterable(instance_of(Variable))
+        default=(), converter=_as_variables, validator=deep_iterable(instance_of(Variable))
     )
     libraries: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
@@ -154,7 +155,7 @@ class OptimizerSpec(Spec):
     kind, hook, noun = "optimizer", "arb_register_optimizers", "optimizer"
 
     accepts: frozenset[TrainedPart] = field(
-        converter=_as_set, validator=deep_iterable(in_(("ternary", "float", "stored")))
+        converter=_as_parts, validator=deep_iterable(in_(("ternary", "float", "stored")))
     )
 
 
