@@ -16,8 +16,6 @@ from attrs import frozen
 
 from arb_ternary.errors import UsageProblem, nearest
 
-__all__ = ["VARIABLES", "Variable", "for_child", "given", "left_unchanged", "unrecognised"]
-
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
 
 

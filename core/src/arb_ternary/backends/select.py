@@ -22,22 +22,6 @@ from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, Usa
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.specs import BackendSpec, resolve
 
-__all__ = [
-    "AUTO",
-    "BackendRequest",
-    "Candidate",
-    "Opinion",
-    "Selection",
-    "candidates",
-    "current_backend",
-    "get_backend",
-    "request_backend",
-    "reset_backends",
-    "select",
-    "serves",
-    "use_backend",
-]
-
 AUTO: Final = "auto"
 
 _log = logging.getLogger("arb_ternary.backends")

@@ -13,8 +13,6 @@ from arb_ternary.cli.options import device as device_option
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["describe_backends", "explain", "list_backends"]
-
 _COLUMNS = ("status", "priority", "distribution", "devices", "reason")
 
 

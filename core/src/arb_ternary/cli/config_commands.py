@@ -18,8 +18,6 @@ from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 if TYPE_CHECKING:
     from arb_ternary.config.loading import LoadedConfig
 
-__all__ = ["new", "schema", "show", "validate"]
-
 #: The kind of config file that is meant where several are installed and none is named.
 _USUAL = "run"
 

@@ -22,8 +22,6 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, render
 from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["doctor"]
-
 #: Distributions that the core itself needs; those that components declare and those of the plugins follow.
 _LIBRARIES = ("pluggy", "attrs", "cattrs", "click", "rich")
 

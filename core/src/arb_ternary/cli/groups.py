@@ -10,8 +10,6 @@ from arb_ternary.errors import ComponentError, EnvironmentProblem
 from arb_ternary.plugins.discovery import Registered
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["RegistryGroup", "backends", "config", "plugins"]
-
 
 class RegistryGroup(click.Group):
     """A click group over registered commands. Its help shows their summaries and imports none of them.

@@ -14,9 +14,6 @@ from arb_ternary.cli.groups import RegistryGroup
 from arb_ternary.cli.options import plugin_files
 from arb_ternary.errors import ArbError, Interrupted, render
 
-__all__ = ["arb", "main"]
-
-
 _INTERFACE = ".".join(map(str, API_VERSION))
 
 

@@ -6,8 +6,6 @@ import click
 
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["as_json", "device", "overrides", "plugin_files"]
-
 
 def _load_files(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
     for file in files:

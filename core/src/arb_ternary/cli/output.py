@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["print_json", "print_table"]
-
 
 def print_json(value: Any) -> None:
     """Print one JSON document, with keys in the order they have."""

@@ -13,8 +13,6 @@ from arb_ternary.plugins.discovery import PluginRecord
 from arb_ternary.plugins.hooks import describe_hooks
 from arb_ternary.plugins.manager import manager
 
-__all__ = ["hooks", "list_plugins", "show"]
-
 
 @click.command("list")
 @as_json

@@ -8,8 +8,6 @@ from attrs import frozen
 
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, load_target
 
-__all__ = ["Choice", "DataChoice", "MaskingChoice", "ModelChoice", "OptimizerChoice", "PhaseChoice", "choice_of"]
-
 S = TypeVar("S", bound=Spec)
 
 

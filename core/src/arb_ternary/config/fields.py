@@ -15,8 +15,6 @@ from arb_ternary.config.errors import Path
 from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.errors import ComponentError
 
-__all__ = ["config_fields", "default_of", "is_required", "leaves", "shape_of", "to_plain"]
-
 _SHAPES: Mapping[Any, str] = {
     **dict.fromkeys((list, tuple, Sequence), "list"),
     **dict.fromkeys((dict, Mapping), "mapping"),

@@ -20,8 +20,6 @@ from arb_ternary.errors import ConfigError
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
-__all__ = ["LoadedConfig", "apply_overrides", "load_as", "read_document", "set_value", "value_origins"]
-
 T = TypeVar("T")
 _DEFAULT = Origin("default", "default")
 

@@ -20,8 +20,6 @@ from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
-__all__ = ["json_schema", "starter_config"]
-
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 _GIVEN = "in a resolved config: the options that the user wrote"

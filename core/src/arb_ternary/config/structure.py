@@ -33,8 +33,6 @@ from arb_ternary.specs import Spec, load_target
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
-__all__ = ["GIVEN", "describe_type", "options_class", "structure", "structure_with_faults"]
-
 T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
 

@@ -15,8 +15,6 @@ from attrs import field, frozen
 
 from arb_ternary.config.errors import Fault, Faulty, Origin, Path, raise_faults
 
-__all__ = ["Document", "dump_inline", "dump_yaml", "parse_yaml_value", "read_yaml"]
-
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _FLOAT = r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"

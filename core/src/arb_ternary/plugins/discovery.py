@@ -13,8 +13,6 @@ from attrs import asdict, define, field, frozen
 from arb_ternary import __version__
 from arb_ternary.specs import resolve
 
-__all__ = ["BUILTIN", "GROUP", "KNOWN_GROUP", "PluginRecord", "Registered", "Status", "announced", "discover"]
-
 #: The entry-point group; an entry's value is a hook module.
 GROUP: Final = "arb_ternary.plugins"
 #: The entry-point group in which a distribution says where components are to be had: ``KIND.NAME`` (or ``KIND.FAMILY``)

@@ -15,18 +15,6 @@ from arb_ternary.errors import ArbError, nearest
 from arb_ternary.plugins.discovery import Status
 from arb_ternary.specs import Spec
 
-__all__ = [
-    "OBSERVATION",
-    "PREFIX",
-    "STATED",
-    "HookFacts",
-    "HookManager",
-    "PluginFault",
-    "as_faults",
-    "describe_exception",
-    "describe_hooks",
-]
-
 #: What the name of every hook begins with.
 PREFIX: Final = "arb_"
 _KINDS_HOOK: Final = hookspecs.arb_register_kinds.__name__

@@ -13,8 +13,6 @@ from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.hooks import PluginFault, as_faults
 from arb_ternary.specs import resolve
 
-__all__ = ["ATTRIBUTE", "check_version", "import_file", "import_object", "incompatibility"]
-
 #: The attribute of a hook module that declares the version it was written for.
 ATTRIBUTE = "ARB_API_VERSION"
 

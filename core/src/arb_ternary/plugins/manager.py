@@ -16,8 +16,6 @@ from arb_ternary.plugins.hooks import HookManager, PluginFault, describe_excepti
 from arb_ternary.plugins.loader import ATTRIBUTE, check_version, import_file, import_object
 from arb_ternary.plugins.registry import Registry
 
-__all__ = ["Plugins", "manager", "reset_manager"]
-
 
 class Plugins:
     """Loaded plugins and the components that they registered.

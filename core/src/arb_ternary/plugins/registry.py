@@ -10,8 +10,6 @@ from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem, neare
 from arb_ternary.plugins.discovery import PluginRecord, Registered, Status, announced, canonical
 from arb_ternary.specs import Spec
 
-__all__ = ["USUAL_PARTS", "Registry"]
-
 #: The distribution whose metadata says where the usual components are, and whose installation brings them.
 USUAL_PARTS: Final = "arb-ternary"
 
