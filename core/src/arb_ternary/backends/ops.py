@@ -98,7 +98,7 @@ def linear(
     """
     shape = state.shape
     if x.dim() != 2 or x.shape[1] != shape.in_features or not x.is_floating_point():
-        raise ValueError(f"x must be float [M, {shape.in_features}], got {x.dtype} {[*x.shape]}")
+        raise ValueError(f"x must be a float tensor [M, {shape.in_features}], got {x.dtype} {[*x.shape]}")
     run = kernel(state.backend, "linear")
     if activations == "int8":
         q, scale = kernel(state.backend, "quantize_rows")(x)
