@@ -21,7 +21,7 @@ from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
 STEPS = 50
-DEMO = Path(__file__).parents[3] / "demo" / "demo.yaml"
+DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 #: The README's demo, made small: fewer weights, a text of three thousand characters, and fifty steps at a higher
 #: rate, since fewer votes are cast.
 TINY = (

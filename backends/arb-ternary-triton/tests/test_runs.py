@@ -184,7 +184,7 @@ def test_a_module_is_made_on_the_cpu_and_computes_on_the_gpu() -> None:
 
 # --- the demo --------------------------------------------------------------------------------------------------------
 
-DEMO = Path(__file__).parents[3] / "demo" / "demo.yaml"
+DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 #: The demo, small: its recipe on a narrower model, a short text and a few steps.
 TINY = [
     "model.width=32", "model.layers=1", "model.heads=2", "model.feed_forward=64", "model.max_length=16",
