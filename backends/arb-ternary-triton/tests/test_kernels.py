@@ -170,7 +170,7 @@ def test_arguments_that_kernels_cannot_take_are_named() -> None:
         _run("embedding", torch.tensor([0, 4], device=DEVICE), packed, exponent, shape, torch.float32)
     turned = torch.zeros((64, 4), dtype=torch.int8, device=DEVICE).t()
     with pytest.raises(ValueError, match="votes is written in place and must be contiguous"):
-        _run("apply_votes", packed, turned, 3, 0, shape)
+        _run("apply_votes", new_state(shape, packed, exponent, turned, "triton"), 3, 0)
     exponent[0, 0], exponent[0, 1] = -50, 20
     with pytest.raises(ValueError, match="spread over 70; the exact integer product takes at most 40"):
         _run("linear", ones.to(torch.int8), torch.ones(2, device=DEVICE), packed, exponent, None, shape, torch.float32)
