@@ -13,9 +13,11 @@ RESULTS := plugins/arb-ternary-bench/results
 
 .PHONY: demo test test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
 
-# Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it.
+# Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
+# the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
 # A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
 demo: $(VENV)/runtime
+	$(if $(COMPILER),@$(MAKE) --no-print-directory $(VENV)/native || echo "$(UNBUILT)",@echo "$(ABSENT)")
 	GOMP_SPINCOUNT=1000 $(BIN)/arb train docs/examples/demo.yaml --run-dir $(RUN) --resume
 	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
 	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
@@ -95,12 +97,19 @@ $(VENV)/runtime: $(VENV)/torch $(PROJECTS)
 	$(PIP) --no-build-isolation --no-deps --editable .
 	touch $@
 
-# The native backend is compiled here, in about half a minute of a processor's time, with tools that come from pip.
-# Where there is no C++ compiler it is left out, and its tests with it.
+# The native backend is compiled, with tools that come from pip. Where there is no C++ compiler it is left out, and its
+# tests with it.
 COMPILER := $(firstword $(foreach name,c++ g++ clang++,$(shell command -v $(name))))
-$(VENV)/dev: $(VENV)/runtime requirements-dev.txt $(NATIVE)
-	$(if $(COMPILER),,@echo "No C++ compiler: backends/arb-ternary-cpu is not built and not tested. Install g++ for it.")
+ABSENT := No C++ compiler: the native backend is not built. Training uses the slower kernels of torch; install g++ for it.
+UNBUILT := The native backend could not be built here, see above. Training uses the slower kernels of torch.
+$(VENV)/native: $(VENV)/runtime requirements-dev.txt $(NATIVE)
+	@echo "Building the native backend with $(COMPILER): about half a minute."
 	$(PIP) $$(grep -E '^(cmake|nanobind|ninja|scikit-build-core)[>=]' requirements-dev.txt)
-	grep -v $(if $(COMPILER),'^$$','^-e backends/arb-ternary-cpu') requirements-dev.txt > $(VENV)/requirements.txt
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --requirement $(VENV)/requirements.txt
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --no-deps --editable backends/arb-ternary-cpu
+	touch $@
+
+$(VENV)/dev: $(VENV)/runtime requirements-dev.txt $(if $(COMPILER),$(VENV)/native)
+	$(if $(COMPILER),,@echo "$(ABSENT)")
+	grep -v '^-e backends/arb-ternary-cpu' requirements-dev.txt > $(VENV)/requirements.txt
+	$(PIP) --no-build-isolation --requirement $(VENV)/requirements.txt
 	touch $@
