@@ -24,7 +24,7 @@ INSTALLED = {**packages_distributions(), "tvm": ["tilelang"]}
 PEERS = {"bitblas", "gemlite", "gguf", "litespark_inference", "llama_cpp"}
 
 #: Modules that a test puts into ``sys.modules``.
-MADE_BY_TESTS = {"arb_config_test_components", "arb_run_test_components"}
+MADE_BY_TESTS = {"arb_config_test_components", "arb_run_test_components", "arb_study_test_components"}
 
 
 def required(project: dict[str, Any], *, tests: bool) -> set[str]:

@@ -28,7 +28,6 @@ __all__ = [
     "OptimizerSpec",
     "PhaseSpec",
     "Spec",
-    "StarterSpec",
     "load_target",
     "resolve",
 ]
@@ -216,21 +215,6 @@ class DocumentSpec(Spec):
     command: str = field(validator=instance_of(str))
 
 
-@frozen(kw_only=True)
-class StarterSpec(Spec):
-    """A config to start from. Target: a mapping of settings.
-
-    Attributes:
-        document: name of the kind of config file that the settings are for.
-        priority: listings begin with the highest, and it is what ``arb config new`` writes when none is named.
-    """
-
-    kind, hook, noun = "starter", "arb_register_starters", "starter config"
-
-    document: str = field(default="run", validator=_name)
-    priority: int = field(default=10, validator=instance_of(int))
-
-
 #: The kinds of the core.
 KINDS: Final = (
     BackendSpec,
@@ -241,5 +225,4 @@ KINDS: Final = (
     DataSpec,
     CommandSpec,
     DocumentSpec,
-    StarterSpec,
 )

@@ -1,4 +1,4 @@
-"""``arb config``, on kinds of config files and templates that fake plugins bring."""
+"""``arb config``, on kinds of config files that fake plugins bring."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from jsonschema import Draft202012Validator
 
 from arb_ternary.cli.groups import config
 from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem
 
-#: A plugin with the kind of config file NAME, whose top level is `Study`, two optimizers and two templates.
+#: A plugin with the kind of config file NAME, whose top level is `Study`, and two optimizers.
 PLUGIN = """
 from attrs import evolve, frozen
 
@@ -23,12 +22,9 @@ from arb_ternary import hookimpl
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import non_negative, option, positive
-from arb_ternary.specs import DocumentSpec, OptimizerSpec, StarterSpec
+from arb_ternary.specs import DocumentSpec, OptimizerSpec
 
 ARB_API_VERSION = (1, 0)
-
-SHORT = {"optimizer": {"name": "slow"}, "steps": 10}
-LONG = {"optimizer": {"name": "quick", "lr": 0.5}, "steps": 1000}
 
 
 @frozen(kw_only=True)
@@ -58,14 +54,6 @@ def arb_register_optimizers():
 @hookimpl
 def arb_register_documents():
     return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study", command="arb do")]
-
-
-@hookimpl
-def arb_register_starters():
-    return [
-        StarterSpec(name="long", target="fake_NAME:LONG", document="NAME", summary="A long one."),
-        StarterSpec(name="short", target="fake_NAME:SHORT", document="NAME", summary="A short one.", priority=20),
-    ]
 """
 
 #: A plugin that brings one more kind of config file, and nothing else.
@@ -117,68 +105,6 @@ def output(*arguments: str) -> str:
     return result.output
 
 
-def new(*arguments: str) -> Path:
-    output("new", *arguments)
-    return Path("arb.yaml")
-
-
-# --- new -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("study")
-def test_new_writes_a_starter_config_that_validates() -> None:
-    assert output("new") == "arb.yaml: written; run it with: arb do arb.yaml\n"
-    assert output("validate", "arb.yaml") == "arb.yaml: valid: 10 steps\n"
-
-
-@pytest.mark.usefixtures("study")
-def test_new_takes_a_path_and_a_template() -> None:
-    written = output("new", "--template", "long", "mine.yml", "--json")
-    assert written == '{\n  "path": "mine.yml",\n  "template": "long"\n}\n'
-    assert read_yaml(Path("mine.yml").read_text(), "mine.yml").data["optimizer"]["name"] == "quick"
-
-
-@pytest.mark.usefixtures("study")
-def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("arb.yaml").write_text("precious")
-    assert main(["config", "new"]) == 2
-    assert capsys.readouterr().err == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
-    assert Path("arb.yaml").read_text() == "precious"
-    new("--force")
-    assert Path("arb.yaml").read_text().startswith("# A short one.")
-
-
-@pytest.mark.usefixtures("study")
-def test_new_writes_yaml_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "new", "arb.toml"]) == 2
-    assert capsys.readouterr().err == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
-
-
-@pytest.mark.usefixtures("study")
-def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "new", "no/such/arb.yaml"]) == 2
-    assert capsys.readouterr().err == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
-
-
-@pytest.mark.usefixtures("study")
-def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "new", "--template", "shrt"]) == 2
-    assert capsys.readouterr().err == (
-        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  long: A long one.\n"
-    )
-    assert not Path("arb.yaml").exists()
-
-
-@pytest.mark.usefixtures("study")
-def test_new_lists_the_templates_the_default_first() -> None:
-    assert [line.split()[0] for line in output("new", "--list").splitlines()] == ["template", "short", "long"]
-    assert json.loads(output("new", "--list", "--json")) == [
-        {"name": "short", "summary": "A short one."},
-        {"name": "long", "summary": "A long one."},
-    ]
-    assert not Path("arb.yaml").exists()
-
-
 # --- validate --------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +121,7 @@ def test_validate_prints_every_fault_and_exits_with_2(capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("study")
 def test_validate_prints_faults_as_json_with_the_same_exit_code() -> None:
-    new()
+    Path("arb.yaml").write_text("steps: 10\noptimizer: slow\n")
     result = run("validate", "arb.yaml", "--json", "-o", "sed=1")
     assert result.exit_code == 2
     fault = {"where": "-o sed=1", "path": "sed", "message": "unknown key; did you mean 'seed'?", "hint": ""}
@@ -223,12 +149,12 @@ def test_validate_of_an_absent_file_exits_with_2() -> None:
     assert json.loads(result.output)["faults"][0]["message"] == "absent.yaml: no such file"
 
 
-# --- show and schema -------------------------------------------------------------------------------------------------
+# --- show -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("study")
 def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
-    new("--template", "long")
+    Path("arb.yaml").write_text("steps: 1000\noptimizer: {name: quick, lr: 0.5}\n")
     shown = read_yaml(output("show", "arb.yaml", "-o", "seed=7"), "shown").data
     assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
     assert json.loads(output("show", "arb.yaml", "-o", "seed=7", "--json")) == shown
@@ -256,19 +182,6 @@ def test_show_origin_says_where_each_value_comes_from() -> None:
     ]
 
 
-@pytest.mark.usefixtures("study")
-def test_schema_describes_every_installed_component() -> None:
-    schema: Any = json.loads(output("schema"))
-    Draft202012Validator.check_schema(schema)
-    assert schema["$defs"]["optimizer.quick"]["properties"]["name"] == {"const": "quick"}
-    compact = output("schema", "--json")
-    assert compact.count("\n") == 1
-    assert json.loads(compact) == schema
-    data = read_yaml(new().read_text(), "arb.yaml").data
-    assert Draft202012Validator(schema).is_valid(data)
-    assert not Draft202012Validator(schema).is_valid({**data, "sed": 1})
-
-
 def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
     install_plugin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,8 +189,8 @@ def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem
         '"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'
     )
     install_plugin("study", lost)
-    for arguments in (["validate", "arb.yaml"], ["schema"], ["new"]):
-        assert main(["config", *arguments]) == 3
+    for command in ("validate", "show"):
+        assert main(["config", command, "arb.yaml"]) == 3
         assert "document 'study': gone:" in capsys.readouterr().err
 
 
@@ -285,21 +198,10 @@ def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem
 
 
 @pytest.mark.usefixtures("install_plugin")
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["new"], "no template is installed"),
-        (["new", "--list"], "no template is installed"),
-        (["validate", "arb.yaml"], "no kind of config file is installed"),
-        (["show", "arb.yaml"], "no kind of config file is installed"),
-        (["schema"], "no kind of config file is installed"),
-    ],
-)
-def test_the_core_alone_says_what_to_install(
-    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["config", *arguments]) == 3
-    assert capsys.readouterr().err == f"error: {what}\n  pip install arb-ternary\n"
+@pytest.mark.parametrize("command", ["validate", "show"])
+def test_the_core_alone_says_what_to_install(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", command, "arb.yaml"]) == 3
+    assert capsys.readouterr().err == "error: no kind of config file is installed\n  pip install arb-ternary\n"
 
 
 def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> None:
@@ -310,7 +212,6 @@ def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> No
     assert output("validate", "arb.yaml") == "arb.yaml: valid: 3 steps\n"
     assert output("validate", "--document", "other", "other.yaml") == "other.yaml: valid\n"
     assert output("show", "--document", "other", "other.yaml") == "{size: 2}\n"
-    assert list(json.loads(output("schema", "--document", "other"))["properties"]) == ["size"]
     result = run("validate", "--document", "othr", "other.yaml")
     assert isinstance(result.exception, UsageProblem)
     assert "did you mean 'other'?" in result.exception.hint
@@ -319,6 +220,6 @@ def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> No
 def test_of_several_kinds_without_a_usual_one_one_has_to_be_named(install_plugin: Any) -> None:
     install_plugin("other", OTHER)
     install_plugin("study", PLUGIN.replace("NAME", "study"))
-    result = run("schema")
+    result = run("show", "arb.yaml")
     assert isinstance(result.exception, UsageProblem)
     assert result.exception.what == "--document: name the kind of config file: other, study"

@@ -205,8 +205,9 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
     assert capsys.readouterr().err == (
         "error: no command is called 'trian'\n"
         "  did you mean 'train'?\n"
-        "  available: backends, backends.explain, backends.list, config, config.new, config.schema, config.show, "
-        "config.validate, dance, doctor, plugins, plugins.hooks, plugins.list, plugins.show\n"
+        "  available: backends, backends.explain, backends.list, config, config.show, config.validate, "
+        "dance, doctor, plugins, plugins.hooks, plugins.list, plugins.show\n"
+        "  not installed: config.new (pip install arb-ternary-train)\n"
         "  not installed: plugins.check (pip install arb-ternary-testing)\n"
         "  not installed: train (pip install arb-ternary-train)\n"
         "  not installed: upcycle (pip install arb-ternary-upcycle)\n"
@@ -218,11 +219,16 @@ def test_a_command_that_is_not_installed_names_the_command_that_installs_it(inst
     assert capsys.readouterr().err == "error: command 'upcycle' is not installed\n  pip install arb-ternary-upcycle\n"
 
 
-def test_a_command_of_a_group_that_is_not_installed_names_the_command_that_installs_it(install_plugin, capsys):
-    assert main(["plugins", "check", "mine"]) == 3
-    assert capsys.readouterr().err == (
-        "error: command 'plugins.check' is not installed\n  pip install arb-ternary-testing\n"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "distribution"),
+    [(["plugins", "check", "mine"], "arb-ternary-testing"), (["config", "new"], "arb-ternary-train")],
+)
+def test_a_command_of_a_group_that_is_not_installed_names_the_command_that_installs_it(
+    install_plugin, capsys, arguments, distribution
+):
+    assert main(arguments) == 3
+    name = ".".join(arguments[:2])
+    assert capsys.readouterr().err == f"error: command '{name}' is not installed\n  pip install {distribution}\n"
 
 
 def test_a_plugin_adds_a_command_to_a_group_of_the_core(install_plugin, capsys):

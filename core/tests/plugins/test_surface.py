@@ -28,7 +28,6 @@ def test_the_hook_surface_is_the_published_one():
         "arb_register_datasets()",
         "arb_register_commands()",
         "arb_register_documents()",
-        "arb_register_starters()",
         "arb_register_kinds()",
         "arb_plugin_info()",
         "arb_select_backend(request, candidates)",

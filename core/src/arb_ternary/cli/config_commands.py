@@ -1,79 +1,26 @@
-"""``arb config``: write a starter config, check one, show what it means, describe what may stand in one."""
+"""``arb config``: check a config, and show what it means."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from arb_ternary.cli.options import as_json, overrides, plugin_files
+from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
-from arb_ternary.plugins.manager import manager
-from arb_ternary.plugins.registry import USUAL_PARTS
-from arb_ternary.specs import DocumentSpec, StarterSpec, load_target
+from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.specs import load_target
 
 if TYPE_CHECKING:
     from arb_ternary.config.loading import LoadedConfig
 
-#: The kind of config file that is meant where several are installed and none is named.
-_USUAL = "run"
-
 _path = click.argument("path", type=click.Path(path_type=Path))
-_document = click.option("--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}.")
-
-
-@click.command("new")
-@click.argument("path", default="arb.yaml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--template", metavar="NAME", help="What to start from; --list names them, the default first.")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--list", "list_templates", is_flag=True, help="List the templates and write nothing.")
-@plugin_files
-@as_json
-def new(path: Path, template: str | None, force: bool, list_templates: bool, as_json: bool) -> None:
-    """Write a starter config to PATH (arb.yaml), with every option explained."""
-    from arb_ternary.config.schema import starter_config
-
-    found: list[Any] = [registered.spec for registered in manager().registry.all("starter")]
-    if not found:
-        raise EnvironmentProblem("no template is installed", hint=f"pip install {USUAL_PARTS}")
-    starters: list[StarterSpec] = sorted(found, key=lambda spec: (-spec.priority, spec.name))
-    summaries = {spec.name: spec.summary for spec in starters}
-    if list_templates:
-        if as_json:
-            print_json([{"name": name, "summary": summary} for name, summary in summaries.items()])
-        else:
-            print_table(("template", "summary"), summaries.items())
-        return
-    if path.suffix.lower() not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a starter config is YAML", hint=f"arb config new {path.with_suffix('.yaml')}")
-    starter = next((spec for spec in starters if template in (None, spec.name)), None)
-    if starter is None:
-        close = nearest(str(template), summaries)
-        raise UsageProblem(
-            f"no template is called '{template}'" + (f"; did you mean '{close}'?" if close else ""),
-            hint="\n".join(f"{name}: {summary}" for name, summary in summaries.items()),
-        )
-    document = _document_called(starter.document)
-    text = starter_config(starter, document, manager().registry)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: the file exists", hint="Use --force to replace it.") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    if as_json:
-        print_json({"path": str(path), "template": starter.name})
-    else:
-        click.echo(f"{path}: written; run it with: {document.command} {path}")
 
 
 @click.command("validate")
 @_path
-@_document
+@document_name
 @overrides
 @plugin_files
 @as_json
@@ -98,7 +45,7 @@ def validate(path: Path, document: str | None, overrides: tuple[str, ...], as_js
 @click.command("show")
 @_path
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
-@_document
+@document_name
 @overrides
 @plugin_files
 @as_json
@@ -120,31 +67,7 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
         click.echo(dump_yaml(plain), nl=False)
 
 
-@click.command("schema")
-@_document
-@plugin_files
-@click.option("--json", "compact", is_flag=True, help="Print it on one line.")
-def schema(document: str | None, compact: bool) -> None:
-    """Print the JSON Schema (draft 2020-12) of config files, with every installed component."""
-    from arb_ternary.config.schema import json_schema
-
-    spec = _document_called(document)
-    found = json_schema(load_target(f"document '{spec.name}':", spec.config), manager().registry)
-    click.echo(json.dumps(found, indent=None if compact else 2, ensure_ascii=False))
-
-
-def _document_called(name: str | None) -> DocumentSpec:
-    registry = manager().registry
-    names = registry.names("document")
-    if not names:
-        raise EnvironmentProblem("no kind of config file is installed", hint=f"pip install {USUAL_PARTS}")
-    if name is None and len(names) > 1 and _USUAL not in names:
-        raise UsageProblem(f"--document: name the kind of config file: {', '.join(names)}")
-    found: Any = registry.get("document", name or (names[0] if len(names) == 1 else _USUAL)).spec
-    return found  # type: ignore[no-any-return]
-
-
 def _load(document: str | None, path: Path, overrides: tuple[str, ...]) -> LoadedConfig[Any]:
-    spec = _document_called(document)
+    spec = document_called(document)
     loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
     return loaded

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import manager
+from arb_ternary.plugins.registry import USUAL_PARTS
+from arb_ternary.specs import DocumentSpec
+
+#: The kind of config file that is meant where several are installed and none is named.
+_USUAL = "run"
 
 
 def _load_files(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
@@ -39,3 +47,20 @@ overrides = click.option(
     multiple=True,
     help="Change a setting, e.g. -o phases.0.steps=10. Can be repeated.",
 )
+
+#: ``--document NAME``: the command gets ``document: str | None``, which is for :func:`document_called`.
+document_name = click.option(
+    "--document", metavar="NAME", help=f"Kind of config file; default: the only one, or {_USUAL}."
+)
+
+
+def document_called(name: str | None) -> DocumentSpec:
+    """The kind of config file of that name; for None the only one that is installed, or the usual one of several."""
+    registry = manager().registry
+    names = registry.names("document")
+    if not names:
+        raise EnvironmentProblem("no kind of config file is installed", hint=f"pip install {USUAL_PARTS}")
+    if name is None and len(names) > 1 and _USUAL not in names:
+        raise UsageProblem(f"--document: name the kind of config file: {', '.join(names)}")
+    found: Any = registry.get("document", name or (names[0] if len(names) == 1 else _USUAL)).spec
+    return found  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
-from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, StarterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -18,7 +18,7 @@ def arb_plugin_info() -> Mapping[str, str]:
 
 @hookimpl
 def arb_register_kinds() -> Sequence[type[Spec]]:
-    return (TrackerSpec, ExporterSpec, CheckSpec)
+    return (TrackerSpec, ExporterSpec, CheckSpec, StarterSpec)
 
 
 @hookimpl
@@ -114,6 +114,16 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(
             name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."
+        ),
+        CommandSpec(
+            name="config.new",
+            target="arb_ternary_train.cli.config:new",
+            summary="Write a starter config, with every option explained.",
+        ),
+        CommandSpec(
+            name="config.schema",
+            target="arb_ternary_train.cli.config:schema",
+            summary="Print the JSON Schema of config files.",
         ),
         CommandSpec(name="plot", target="arb_ternary_train.cli.plot:plot", summary="Draw the curves of runs."),
     )

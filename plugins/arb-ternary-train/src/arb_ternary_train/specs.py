@@ -1,4 +1,4 @@
-"""The kinds of component that only runs know: observers, exporters and checks."""
+"""The kinds of component that only runs know: observers, exporters, checks and configs to start from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attrs.validators import instance_of
 
 from arb_ternary.specs import Spec
 
-__all__ = ["CheckSpec", "ExporterSpec", "TrackerSpec"]
+__all__ = ["CheckSpec", "ExporterSpec", "StarterSpec", "TrackerSpec"]
 
 
 @frozen(kw_only=True)
@@ -35,3 +35,18 @@ class CheckSpec(Spec):
     """A check that passes or fails a finished run. Factory: ``(config) -> Check``."""
 
     kind, hook, noun = "check", "arb_register_checks", "check"
+
+
+@frozen(kw_only=True)
+class StarterSpec(Spec):
+    """A config to start from. Target: a mapping of settings.
+
+    Attributes:
+        document: name of the kind of config file that the settings are for.
+        priority: listings begin with the highest, and it is what ``arb config new`` writes when none is named.
+    """
+
+    kind, hook, noun = "starter", "arb_register_starters", "starter config"
+
+    document: str = field(default="run", validator=instance_of(str))
+    priority: int = field(default=10, validator=instance_of(int))

@@ -63,8 +63,8 @@ SPECS = (
 class FakeRegistry:
     """As the plugins' registry; a name that begins with ``absent`` is not installed."""
 
-    def __init__(self) -> None:
-        self.specs = {(spec.kind, spec.name): spec for spec in SPECS}
+    def __init__(self, specs: Sequence[Spec] = SPECS) -> None:
+        self.specs = {(spec.kind, spec.name): spec for spec in specs}
 
     def get(self, kind: str, name: str) -> Registered:
         if name.startswith("absent"):

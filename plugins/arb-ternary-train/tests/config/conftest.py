@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-_NAME = "arb_run_test_components"
+_COMPONENTS = {"components": "arb_run_test_components", "study": "arb_study_test_components"}
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("components.py"))
+def _load(stem: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_NAME] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-_load()
+_MODULES = {stem: _load(stem, name) for stem, name in _COMPONENTS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,13 @@ def _no_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plugins() -> Any:
-    return sys.modules[_NAME].FakePlugins()
+    return _MODULES["components"].FakePlugins()
+
+
+@pytest.fixture
+def registry() -> Any:
+    """The components of the kind of config file called study."""
+    return _MODULES["components"].FakeRegistry(_MODULES["study"].SPECS)
 
 
 @pytest.fixture

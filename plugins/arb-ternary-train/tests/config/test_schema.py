@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import arb_config_test_components as components
+import arb_run_test_components
+import arb_study_test_components as components
 import pytest
 from jsonschema import Draft202012Validator
 
 from arb_ternary.config.fields import to_plain
-from arb_ternary.config.schema import json_schema
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ConfigError
+from arb_ternary_train.schema import json_schema
 
-REGISTRY = components.FakeRegistry(
-    [spec for spec in components.SPECS if spec.name not in ("reserved", "unresolvable", "odd_type", "no_class")]
-)
+REGISTRY = arb_run_test_components.FakeRegistry(components.SPECS)
 SCHEMA = json_schema(components.Study, REGISTRY)
 
 

@@ -1,0 +1,80 @@
+"""A config to start from, as text: its settings written out, every other option explained in a comment."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import attrs
+
+from arb_ternary.config.fields import config_fields, default_of, shape_of
+from arb_ternary.config.options import HELP
+from arb_ternary.config.structure import options_class
+from arb_ternary.config.yaml_document import dump_inline
+from arb_ternary.specs import DocumentSpec, load_target
+from arb_ternary_train.specs import StarterSpec
+
+if TYPE_CHECKING:
+    from arb_ternary.plugins.registry import Registry
+
+#: Column of the help texts, and of the end of the lines.
+_COLUMN, _WIDTH = 36, 112
+
+
+def starter_config(starter: StarterSpec, document: DocumentSpec, registry: Registry) -> str:
+    """The text of a config file of the kind ``document``.
+
+    The settings of ``starter`` are written out; every other option is a comment with its default and its help.
+    """
+    cls = load_target(f"document '{document.name}':", document.config)
+    settings = load_target(f"starter '{starter.name}':", starter.target)
+    lines = [
+        f"# {starter.summary}",
+        "#",
+        "# Lines that begin with `# key:` are options at their defaults; uncomment one to change it.",
+        f"# Check this file with `arb config validate`, run it with `{document.command}`.",
+        "",
+        *_mapping(cls, settings, "", registry),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(cls: type[Any] | None, settings: Mapping[str, Any], indent: str, registry: Registry) -> Iterator[str]:
+    for field in config_fields(cls) if cls is not None else ():
+        key, t, help_text = str(field.alias), field.type, field.metadata.get(HELP, "")
+        if key not in settings:
+            default = default_of(field)
+            shown = "" if default is attrs.NOTHING else f" {dump_inline(default)}"
+            yield from _lines(f"{indent}# {key}:{shown}", help_text)
+            continue
+        value, shape = settings[key], shape_of(t)
+        item = get_args(t)[0] if shape == "list" else None
+        has_components = bool(value) and shape_of(item) == "choice"
+        inline = "" if has_components or shape in ("choice", "class") else f" {dump_inline(value)}"
+        yield from _lines(f"{indent}{key}:{inline}", help_text)
+        if shape == "choice":
+            yield from _component(t, value, f"{indent}  ", registry)
+        elif shape == "class":
+            yield from _mapping(t, value, f"{indent}  ", registry)
+        elif has_components:
+            for each in value:
+                first, *rest = _component(item, each, f"{indent}    ", registry)
+                yield from (f"{indent}  - {first.lstrip()}", *rest)
+
+
+def _component(t: Any, value: Any, indent: str, registry: Registry) -> Iterator[str]:
+    settings = {"name": value} if isinstance(value, str) else value
+    spec = registry.get(t.kind, settings["name"]).spec
+    yield from _lines(f"{indent}name: {spec.name}", spec.summary)
+    yield from _mapping(options_class(spec), settings, indent, registry)
+
+
+def _lines(text: str, help_text: str) -> Iterator[str]:
+    """A setting and its help beside it, continued below when it is long."""
+    if not help_text:
+        yield text
+        return
+    first, *rest = textwrap.wrap(help_text, _WIDTH - _COLUMN, break_long_words=False, break_on_hyphens=False)
+    yield f"{text.ljust(_COLUMN)}  # {first}"
+    yield from (f"{' ' * _COLUMN}  # {more}" for more in rest)

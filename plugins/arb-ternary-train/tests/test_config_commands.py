@@ -1,0 +1,198 @@
+"""``arb config new`` and ``arb config schema``, on a kind of config file and on templates that a plugin file brings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
+
+from arb_ternary.cli.groups import config
+from arb_ternary.cli.main import main
+from arb_ternary.config.yaml_document import read_yaml
+from arb_ternary.plugins.manager import manager, reset_manager
+
+#: A plugin with the kind of config file "study", whose top level is `Study`, two optimizers and two templates.
+PLUGIN = """
+from attrs import evolve, frozen
+
+from arb_ternary import hookimpl
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.loading import load_as
+from arb_ternary.config.options import non_negative, option, positive
+from arb_ternary.specs import DocumentSpec, OptimizerSpec
+from arb_ternary_train.specs import StarterSpec
+
+ARB_API_VERSION = (1, 0)
+
+SHORT = {"optimizer": {"name": "slow"}, "steps": 10}
+LONG = {"optimizer": {"name": "quick", "lr": 0.5}, "steps": 1000}
+
+
+@frozen(kw_only=True)
+class Quick:
+    lr: float = option(0.1, "rate", validator=positive)
+
+
+@frozen(kw_only=True)
+class Study:
+    seed: int = option(0, "seed of all randomness", validator=non_negative)
+    steps: int = option(help="how long")
+    optimizer: OptimizerChoice = option(help="how it learns")
+
+
+def load(path, overrides):
+    loaded = load_as(Study, path, overrides)
+    return evolve(loaded, summary=f"{loaded.config.steps} steps")
+
+
+@hookimpl
+def arb_register_optimizers():
+    accepts = frozenset({"float"})
+    slow = OptimizerSpec(name="slow", target="fake_study:load", accepts=accepts)
+    return [slow, OptimizerSpec(name="quick", target="fake_study:load", config="fake_study:Quick", accepts=accepts)]
+
+
+@hookimpl
+def arb_register_documents():
+    return [DocumentSpec(name="study", target="fake_study:load", config="fake_study:Study", command="arb do")]
+
+
+@hookimpl
+def arb_register_starters():
+    return [
+        StarterSpec(name="long", target="fake_study:LONG", document="study", summary="A long one."),
+        StarterSpec(name="short", target="fake_study:SHORT", document="study", summary="A short one.", priority=20),
+    ]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _only_training_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ARB_PLUGINS", "train")
+    reset_manager()
+    yield
+    reset_manager()
+
+
+def load(source: str = PLUGIN) -> None:
+    file = Path("fake_study.py")
+    file.write_text(source)
+    manager().load_file(file)
+
+
+@pytest.fixture
+def study() -> None:
+    load()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(config, arguments)
+
+
+def output(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def new(*arguments: str) -> Path:
+    output("new", *arguments)
+    return Path("arb.yaml")
+
+
+# --- new -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
+def test_new_writes_a_starter_config_that_validates() -> None:
+    assert output("new") == "arb.yaml: written; run it with: arb do arb.yaml\n"
+    assert output("validate", "--document", "study", "arb.yaml") == "arb.yaml: valid: 10 steps\n"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_takes_a_path_and_a_template() -> None:
+    written = output("new", "--template", "long", "mine.yml", "--json")
+    assert written == '{\n  "path": "mine.yml",\n  "template": "long"\n}\n'
+    assert read_yaml(Path("mine.yml").read_text(), "mine.yml").data["optimizer"]["name"] == "quick"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_replaces_a_file_only_when_forced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("arb.yaml").write_text("precious")
+    assert main(["config", "new"]) == 2
+    assert capsys.readouterr().err == "error: arb.yaml: the file exists\n  Use --force to replace it.\n"
+    assert Path("arb.yaml").read_text() == "precious"
+    new("--force")
+    assert Path("arb.yaml").read_text().startswith("# A short one.")
+
+
+@pytest.mark.usefixtures("study")
+def test_new_writes_yaml_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "arb.toml"]) == 2
+    assert capsys.readouterr().err == "error: arb.toml: a starter config is YAML\n  arb config new arb.yaml\n"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_into_a_folder_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "no/such/arb.yaml"]) == 2
+    assert capsys.readouterr().err == "error: no/such/arb.yaml: cannot be written: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("study")
+def test_new_explains_an_unknown_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "new", "--template", "shrt"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no template is called 'shrt'; did you mean 'short'?\n  short: A short one.\n  long: A long one.\n"
+    )
+    assert not Path("arb.yaml").exists()
+
+
+@pytest.mark.usefixtures("study")
+def test_new_lists_the_templates_the_default_first() -> None:
+    assert [line.split()[0] for line in output("new", "--list").splitlines()] == ["template", "short", "long"]
+    assert json.loads(output("new", "--list", "--json")) == [
+        {"name": "short", "summary": "A short one."},
+        {"name": "long", "summary": "A long one."},
+    ]
+    assert not Path("arb.yaml").exists()
+
+
+# --- schema ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
+def test_schema_describes_every_installed_component() -> None:
+    schema: Any = json.loads(output("schema", "--document", "study"))
+    Draft202012Validator.check_schema(schema)
+    assert schema["$defs"]["optimizer.quick"]["properties"]["name"] == {"const": "quick"}
+    compact = output("schema", "--document", "study", "--json")
+    assert compact.count("\n") == 1
+    assert json.loads(compact) == schema
+    data = read_yaml(new().read_text(), "arb.yaml").data
+    assert Draft202012Validator(schema).is_valid(data)
+    assert not Draft202012Validator(schema).is_valid({**data, "sed": 1})
+
+
+def test_schema_describes_a_run_where_no_other_kind_of_config_file_is_named() -> None:
+    assert json.loads(output("schema"))["title"] == "ARB Ternary: RunConfig"
+
+
+def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load(PLUGIN.replace('config="fake_study:Study"', 'config="gone:X"'))
+    for arguments in (["schema", "--document", "study"], ["new"]):
+        assert main(["config", *arguments]) == 3
+        assert "document 'study': gone:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["new"], ["new", "--list"]])
+def test_without_a_template_new_says_what_to_install(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", *arguments]) == 3
+    assert capsys.readouterr().err == "error: no template is installed\n  pip install arb-ternary\n"
