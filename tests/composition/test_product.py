@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from arb_ternary.backends.select import candidates, reset_backends
 from arb_ternary.config.choice import OptimizerChoice
@@ -22,6 +24,8 @@ from arb_ternary.config.options import DEFAULT_CHOICE
 from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
+from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.report import RunReport
@@ -117,6 +121,49 @@ def test_components_work_together_and_resume(
             (tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("whole", "half")
         ]
         assert ends[0] == ends[1], name
+
+
+@pytest.mark.parametrize("optimizer", [pytest.param(each, id=each.spec.name) for each in combined("optimizer")])
+def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_what_the_run_then_keeps(
+    optimizer: Any, tmp_path: Path
+) -> None:
+    phase = {**section(manager().registry.get("phase", "progressive")), "steps_per_stack": 2}
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 30)
+    parts = float_parts(optimizer.spec.accepts)
+    config = {
+        "name": "planned",
+        "backend": "torch",
+        "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
+        "model": {
+            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32,
+            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {}),
+        },
+        "optimizer": section(optimizer),
+        "phases": [phase],
+    }  # fmt: skip
+    path = tmp_path / "planned.yaml"
+    path.write_text(dump_yaml(config))
+    stepped: list[Any] = []
+    watch = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(type(optimizer)))
+    try:
+        stages = plan_file(path)
+    finally:
+        watch.remove()
+    assert stepped == []
+    run(config, tmp_path / "run")
+    state = read_checkpoint(CheckpointStore(tmp_path / "run" / "checkpoints").latest()).state
+    kept = state_bytes(state["phase"]["loop"]["optimizer"])
+    planned = stages[-1].memory.optimizer
+    # Between steps a wrapper that puts steps off holds no sum of gradients.
+    assert planned > kept if "max_batch_draws" in options_of(optimizer) else planned == kept
+
+
+def state_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(state_bytes, items))
 
 
 def run(config: Mapping[str, Any], directory: Path, resume: str | None = None) -> RunReport:

@@ -20,6 +20,8 @@ from torch.optim.lr_scheduler import (
 
 import arb_ternary_gqc as gqc
 from arb_ternary.errors import ConfigError
+from arb_ternary.ternary.audit import optimizer_state_bytes
+from arb_ternary_train.optim.planned_state import planned_state_bytes
 
 WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {
     "gnts": lambda o: gqc.GradientNormThreshold(o, max_batch_draws=7, threshold=1.2),
@@ -85,6 +87,17 @@ def test_a_copy_goes_on_by_itself_to_the_same_bits(
     assert go_on(wrapper, weights, backward, stop, 20) == go_on(other, others, backward, stop, 20)
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
     assert wrapper.statistics() == other.statistics()
+
+
+@pytest.mark.parametrize("name", sorted(WRAPPERS))
+def test_what_it_says_it_will_keep_is_the_most_that_it_then_keeps(name: str, parameters: Any, backward: Any) -> None:
+    weights, wrapper = start(name, parameters)
+    planned = planned_state_bytes(wrapper)
+    kept = []
+    for draw in range(24):
+        go_on(wrapper, weights, backward, draw, draw + 1)
+        kept.append(optimizer_state_bytes(wrapper))
+    assert planned == max(kept)
 
 
 def test_a_state_of_another_kind_of_wrapper_is_refused(parameters: Any) -> None:

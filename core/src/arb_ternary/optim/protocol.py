@@ -22,6 +22,7 @@ __all__ = [
     "Joins",
     "KeepsOutcome",
     "MayDefer",
+    "PlansState",
     "StepOutcome",
     "TakesLossSignal",
     "Trainable",
@@ -120,6 +121,13 @@ class KeepsOutcome(Protocol):
 
     @property
     def last_outcome(self) -> StepOutcome: ...
+
+
+@runtime_checkable
+class PlansState(Protocol):
+    """An optimizer that says before its first step how many bytes of tensors it will keep, beside those inside it."""
+
+    def planned_state_bytes(self) -> int: ...
 
 
 def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:

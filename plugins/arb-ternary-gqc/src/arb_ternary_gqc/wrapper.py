@@ -200,6 +200,13 @@ class OptimizerWrapper(Optimizer):
         """
         return self._advance(closure, loss_signal, None)
 
+    def planned_state_bytes(self) -> int:
+        """Bytes of the sum of gradients while it puts steps off, beside what the inner optimizer keeps."""
+        if self._most_draws() == 1:
+            return 0
+        statistics = [tensor for m in self._modules for tensor in (m.stats, m.magnitudes) if tensor is not None]
+        return sum(tensor.nbytes for tensor in (*self._parameters, *statistics))
+
     def statistics(self) -> dict[str, Any]:
         """True counts, and what the wrapper decides by, for logs and progress bars."""
         return {

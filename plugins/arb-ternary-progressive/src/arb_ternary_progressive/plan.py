@@ -1,9 +1,9 @@
 """What a growing rack will be and need, stack by stack, before a run.
 
-Bytes are counted, not estimated: a rack with one block a stack, and one with two, are built, frozen and stepped through
-as the run would do it, with its optimizer, its batch and its block size. What is stored, what gradients and optimizer
-take and what the backward pass keeps all grow linearly with the number of blocks, so that two counts give the rest. The
-rack itself is never built.
+Bytes are counted, not estimated: a rack with one block a stack, and one with two, are built, frozen and run forward and
+backward as the run would do it, with its batch and its block size. Nothing is trained: the optimizer is made, and says
+what it will keep, but never steps. What is stored, what gradients and optimizer take and what the backward pass keeps
+all grow linearly with the number of blocks, so that two counts give the rest. The rack itself is never built.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import Trainable, collect_trainable
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
-from arb_ternary.ternary.audit import audit, optimizer_state_bytes
+from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.time import step_of_time
 from arb_ternary_train.evaluate import masked_loss
+from arb_ternary_train.optim.planned_state import planned_state_bytes
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
@@ -41,7 +42,7 @@ class Memory:
     Attributes:
         weights: parameters and buffers: weights, exponents, accumulators.
         gradients: of float parameters, and what ternary modules hold within a step.
-        optimizer: what the optimizer keeps.
+        optimizer: what the optimizer will keep.
         activations: what the backward pass keeps of one micro-batch.
         cache: hidden states of the trunk in the activation cache.
     """
@@ -102,8 +103,8 @@ class CacheNeed:
     codec: HiddenCodec
 
 
-def measured_memory(rack: nn.Module, optimizer: Optimizer | None, activations: int = 0, cache: int = 0) -> Memory:
-    """The bytes of ``rack`` as it stands, counted from its tensors; shared ones count once."""
+def measured_memory(rack: nn.Module, optimizer: Optimizer, activations: int = 0, cache: int = 0) -> Memory:
+    """The bytes of ``rack`` as it stands, counted from its tensors, and of ``optimizer`` to come; shared count once."""
     weights = {id(tensor): tensor.nbytes for tensor in (*rack.parameters(), *rack.buffers())}
     gradients = [parameter.grad.nbytes for parameter in rack.parameters() if parameter.grad is not None]
     modules = [module for _, module in ternary_modules(rack)]
@@ -112,7 +113,7 @@ def measured_memory(rack: nn.Module, optimizer: Optimizer | None, activations: i
     return Memory(
         weights=sum(weights.values()),
         gradients=sum(gradients) + sum(working),
-        optimizer=optimizer_state_bytes(optimizer),
+        optimizer=planned_state_bytes(optimizer),
         activations=activations,
         cache=cache,
     )
@@ -228,7 +229,7 @@ def _probe(
     batch: MaskedBatch,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> dict[int, _Probe]:
-    """Train a rack of ``shape`` (blocks of the first stack, of each other) for one step a stack, and count.
+    """Run a rack of ``shape`` (blocks of the first stack, of each other) forward and backward for each stack; count.
 
     Returns:
         What was counted, by the index of the stack.
@@ -255,9 +256,8 @@ def _probe(
 
         value, activations = kept_for_backward(rack, loss)
         value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
         memory = measured_memory(rack, optimizer, activations)
-        optimizer.zero_grad()
+        rack.zero_grad()
         trainable = collect_trainable(rack)
         learning = sum(parameter.numel() for parameter in trainable.floats.values())
         learning += sum(module.shape.out_features * module.shape.in_features for module in trainable.ternary.values())

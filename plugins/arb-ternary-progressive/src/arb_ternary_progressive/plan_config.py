@@ -10,6 +10,7 @@ import attrs
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.config.loading import read_document
 from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import build_optimizer
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import StackWiseConfig
@@ -91,7 +92,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
             make_builder,
             options,
             [layers, *[new] * (options.target_stacks - 1)],
-            make_optimizer=config.optimizer.build,
+            make_optimizer=lambda trainable: build_optimizer("optimizer", config.optimizer, trainable),
             batch_size=options.batch_size,
             block_size=options.block_size,
             cache=cache,

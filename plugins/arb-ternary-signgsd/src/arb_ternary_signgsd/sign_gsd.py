@@ -164,6 +164,10 @@ class SignGSD(Optimizer):
             params = [parameter for group in self.param_groups for parameter in group["params"]]
         return sum(parameter.numel() * parameter.element_size() for parameter in params) / _MIB
 
+    def planned_state_bytes(self) -> int:
+        """It keeps nothing."""
+        return 0
+
     def _entries(self) -> list[_Entry]:
         """Every parameter with a gradient; sparse gradients coalesced: duplicates are summed before the sign."""
         return [

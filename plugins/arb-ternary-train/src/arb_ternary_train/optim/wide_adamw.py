@@ -8,6 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from arb_ternary_train.optim.planned_state import STEP_BYTES
+
 __all__ = ["WideAdamW"]
 
 #: State of a float16 parameter that is float32 whatever the parameter is.
@@ -61,6 +63,14 @@ class WideAdamW(torch.optim.AdamW):
                 with torch.no_grad():
                     parameter.copy_(master)
         return loss
+
+    def planned_state_bytes(self) -> int:
+        """What it will keep: see :func:`arb_ternary_train.optim.planned_state.planned_state_bytes`."""
+        parameters: list[Tensor] = [parameter for group in self.param_groups for parameter in group["params"]]
+        return sum(
+            STEP_BYTES + (4 * len(_WIDE) * each.numel() if each.dtype == torch.float16 else 2 * each.nbytes)
+            for each in parameters
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, which alone would round the state of a float16 parameter to float16."""

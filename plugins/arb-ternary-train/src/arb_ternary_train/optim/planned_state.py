@@ -1,0 +1,43 @@
+"""How much an optimizer will keep, known before it has stepped."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import Joins, PlansState, Wraps, inner_optimizers
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.audit import optimizer_state_bytes
+
+__all__ = ["planned_state_bytes"]
+
+#: torch's AdamW keeps the number of steps of each parameter in a float32 tensor.
+STEP_BYTES = 4
+
+
+def planned_state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of the tensors that ``optimizer`` and those inside it will keep, once each parameter has had a gradient.
+
+    Nothing is stepped. Of torch's own optimizers AdamW is known; others say it by ``planned_state_bytes()``.
+
+    Raises:
+        ConfigError: an optimizer does not say it.
+    """
+    return sum(map(_own_bytes, inner_optimizers(optimizer)))
+
+
+def _own_bytes(optimizer: Optimizer) -> int:
+    if isinstance(optimizer, PlansState):
+        return optimizer.planned_state_bytes()
+    if isinstance(optimizer, TernaryOptimizer):  # what a rule keeps for a module is there from the beginning
+        return optimizer_state_bytes(optimizer)
+    if isinstance(optimizer, torch.optim.AdamW):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return sum(2 * parameter.nbytes + STEP_BYTES for parameter in parameters)
+    if isinstance(optimizer, Joins | Wraps):
+        return 0
+    raise ConfigError(
+        f"optimizer: a {type(optimizer).__name__} does not say what it will keep, so that its memory cannot be planned",
+        "Give its class a method planned_state_bytes() -> int.",
+    )
