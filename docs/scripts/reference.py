@@ -54,7 +54,8 @@ def kinds() -> Mapping[str, Any]:
 def hooks_page() -> str:
     """Every hook with its signature."""
     from arb_ternary import API_VERSION, hookspecs
-    from arb_ternary.plugins.hooks import STATED, describe_hooks
+    from arb_ternary.plugins.hooks import STATED, describe_hooks, specified_in
+    from arb_ternary_train import hookspecs as of_a_run
 
     titles = {
         "registration": ("Registration", "Called once, when the plugins are loaded."),
@@ -69,13 +70,13 @@ def hooks_page() -> str:
         "`arb_ternary.hookimpl`. An implementation takes any subset of the arguments, by name. "
         "`arb plugins hooks` prints this list.",
     ]
+    functions = STATED | specified_in(of_a_run)
     group = ""
     for hook in describe_hooks(kinds().values()):
         if hook.group != group:
             group = hook.group
             parts.append("## {}\n\n{}".format(*titles[group]))
-        if hook.name in STATED:
-            function = getattr(hookspecs, hook.name)
+        if function := functions.get(hook.name):
             shown, text = signature(hook.name, function), docstring(function)
         else:
             kind = next(kind for kind in kinds().values() if kind.hook == hook.name)

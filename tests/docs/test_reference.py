@@ -17,8 +17,9 @@ import pytest
 from arb_ternary import errors, hookspecs
 from arb_ternary.cli.main import arb
 from arb_ternary.config.structure import options_class
-from arb_ternary.plugins.hooks import STATED
+from arb_ternary.plugins.hooks import STATED, specified_in
 from arb_ternary.plugins.manager import manager
+from arb_ternary_train import hookspecs as of_a_run
 from arb_ternary_train.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -46,11 +47,14 @@ def test_the_generated_pages_are_up_to_date() -> None:
 
 
 def hook_functions() -> dict[str, ast.FunctionDef]:
-    tree = ast.parse(Path(hookspecs.__file__).read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    trees = [ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")) for module in (hookspecs, of_a_run)]
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("hook", STATED)
+HOOKS = [*STATED, *specified_in(of_a_run)]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
     function = hook_functions()[hook]
     assert function.returns is not None
@@ -60,7 +64,7 @@ def test_a_hook_is_documented_with_its_exact_signature(hook: str) -> None:
     assert "".join(block.split()).replace(",)", ")") == "".join(wanted.split())
 
 
-@pytest.mark.parametrize("hook", STATED)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_says_when_it_is_called(hook: str) -> None:
     documentation = ast.get_docstring(hook_functions()[hook]) or ""
     assert "alled" in documentation

@@ -82,13 +82,15 @@ def _specs() -> Iterator[str]:
 
 
 def _hooks() -> Iterator[str]:
-    stated = _import("arb_ternary.plugins.hooks").STATED
+    specified_in = _import("arb_ternary.plugins.hooks").specified_in
+    modules = ["arb_ternary.hookspecs", *(kind.hookspecs for kind in _kinds().values() if kind.hookspecs)]
     yield f"API version {_import('arb_ternary').API_VERSION}"
     for kind in _kinds().values():
         yield f"{kind.hook}() -> {kind.__name__} [{kind.kind}: {kind.noun}]"
-    for name, function in stated.items():
-        first_result = " [first result]" if function.arb_ternary_spec["firstresult"] else ""
-        yield f"{name}({', '.join(inspect.signature(function).parameters)}){first_result}"
+    for module in modules:
+        for name, function in specified_in(_import(module)).items():
+            first_result = " [first result]" if function.arb_ternary_spec["firstresult"] else ""
+            yield f"{name}({', '.join(inspect.signature(function).parameters)}){first_result}"
 
 
 def _ops() -> Iterator[str]:

@@ -97,6 +97,8 @@ class Spec:
         kind: class attribute: what code and messages of plugins call the kind.
         hook: class attribute: the hook that registers components of the kind.
         noun: class attribute: how messages speak of one.
+        hookspecs: class attribute: the module that specifies the hooks of a run which components of the kind implement;
+            None where they implement none.
         conformance: class attribute: the test suite of the kind, ``"module:attribute"``; None where the conformance
             kit brings it or there is none.
         name: what a config calls the component.
@@ -111,6 +113,7 @@ class Spec:
     kind: ClassVar[str]
     hook: ClassVar[str]
     noun: ClassVar[str]
+    hookspecs: ClassVar[str | None] = None
     conformance: ClassVar[str | None] = None
 
     name: str = field(validator=_name)

@@ -30,6 +30,33 @@ def arb_plugin_info():
     return {"homepage": "https://example.org"}
 """
 )
+#: A kind whose components implement hooks of their own.
+SAMPLING = (
+    HEAD
+    + """
+from attrs import frozen
+from arb_ternary.hookspecs import hookspec
+from arb_ternary.specs import Spec
+
+@frozen(kw_only=True)
+class SamplerSpec(Spec):
+    kind, hook, noun = "sampler", "arb_register_samplers", "sampler of rows"
+    hookspecs = "fake_sampling:Hooks"
+
+class Hooks:
+    @hookspec
+    def arb_row_drawn(row):
+        pass
+
+    @hookspec(firstresult=True)
+    def arb_row_order(rows):
+        pass
+
+@hookimpl
+def arb_register_kinds():
+    return [SamplerSpec]
+"""
+)
 OLD_BACKEND = (
     HEAD
     + """
@@ -143,13 +170,21 @@ def test_an_unknown_plugin_gets_the_nearest_name(install_plugin, capsys):
     )
 
 
-def test_every_hook_is_listed_with_its_arguments(capsys):
+def test_every_hook_is_listed_with_its_arguments(install_plugin, capsys):
+    install_plugin("sampling", SAMPLING)
     text = printed(capsys, "plugins", "hooks")
     rows = as_json(capsys, "plugins", "hooks")
 
-    assert [row["name"] for row in rows] == [*(kind.hook for kind in manager().registry.kinds.values()), *STATED]
+    kinds = [kind.hook for kind in manager().registry.kinds.values()]
+    assert [row["name"] for row in rows] == [*kinds, *STATED, "arb_row_drawn", "arb_row_order"]
     assert all(f"{row['name']}({', '.join(row['arguments'])})" in text for row in rows)
-    assert {row["group"] for row in rows} == {"registration", "information", "selection", "observer"}
+    assert {row["name"]: row["group"] for row in rows} == {
+        **dict.fromkeys(kinds, "registration"),
+        "arb_register_kinds": "registration",
+        "arb_plugin_info": "information",
+        "arb_row_drawn": "observer",
+        "arb_row_order": "selection",
+    }
 
 
 # --- backends --------------------------------------------------------------------------------------------------------

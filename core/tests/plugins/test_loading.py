@@ -127,10 +127,6 @@ def test_a_plugin_that_cannot_be_imported_costs_one_warning_and_the_rest_works(i
             HEAD + "@hookimpl(wrapper=True)\ndef arb_register_masking():\n    return (yield)\n",
             "arb_register_masking is a wrapper; only hooks of a run can be wrapped",
         ),
-        (
-            HEAD + "@hookimpl\ndef arb_step_end(step):\n    print(step)\n",
-            "arb_step_end is called on the observers of a run only: register a tracker that implements it",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_plugin_is_said_in_its_record(install_plugin, source, reason):
@@ -485,6 +481,42 @@ def test_without_the_plugin_that_brings_the_kind_an_optional_hook_is_not_called(
 
     assert record_of("a_sampler").status is Status.OK
     assert "sampler" not in manager().registry.kinds
+
+
+#: The kind's components implement a hook of their own.
+WATCHED = """
+    hookspecs = "fake_sampling:Hooks"
+
+class Hooks:
+    @hookspec
+    def arb_row_drawn(row):
+        pass
+"""
+
+
+def watched_kind() -> str:
+    kind = KIND.replace('"sampler of rows"\n', f'"sampler of rows"{WATCHED}')
+    return kind.replace("import hookimpl\n", "import hookimpl\nfrom arb_ternary.hookspecs import hookspec\n")
+
+
+def test_a_plugin_cannot_itself_implement_a_hook_of_a_kinds_components(install_plugin):
+    install_plugin("sampling", watched_kind())
+    install_plugin("a_watcher", HEAD + "@hookimpl\ndef arb_row_drawn(row):\n    print(row)\n")
+
+    assert record_of("sampling").status is Status.OK
+    assert record_of("a_watcher").status is Status.FAILED
+    assert record_of("a_watcher").reason == (
+        "arb_row_drawn is called on the observers of a run only: register a tracker that implements it"
+    )
+
+
+def test_a_kind_whose_hooks_cannot_be_imported_is_a_fault_of_the_plugin_that_brings_it(install_plugin):
+    install_plugin("good", GOOD)
+    install_plugin("sampling", watched_kind().replace("fake_sampling:Hooks", "gone:Hooks"))
+
+    assert record_of("sampling").status is Status.FAILED
+    assert record_of("sampling").reason == "ModuleNotFoundError: No module named 'gone'"
+    assert record_of("good").status is Status.OK
 
 
 def test_what_is_registered_is_held_to_the_kind(install_plugin):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Final
 
 import pluggy
@@ -13,22 +14,20 @@ from attrs import frozen
 from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, nearest
 from arb_ternary.plugins.discovery import Status
-from arb_ternary.specs import Spec
+from arb_ternary.specs import Spec, resolve
 
 #: What the name of every hook begins with.
 PREFIX: Final = "arb_"
 _KINDS_HOOK: Final = hookspecs.arb_register_kinds.__name__
-_GROUPS: Final = {
-    _KINDS_HOOK: "registration",
-    hookspecs.arb_plugin_info.__name__: "information",
-    hookspecs.arb_select_backend.__name__: "selection",
-}
-#: The hooks of ``hookspecs`` by name.
-STATED: Final[dict[str, Callable[..., Any]]] = {
-    name: value for name, value in vars(hookspecs).items() if name.startswith(PREFIX)
-}
-#: The hooks that an object on a run's manager can implement.
-OBSERVATION: Final = tuple(name for name in STATED if _GROUPS.get(name, "observer") in ("observer", "selection"))
+
+
+def specified_in(module: object) -> dict[str, Any]:
+    """The hooks that a module specifies, by name."""
+    return {name: value for name, value in vars(module).items() if name.startswith(PREFIX)}
+
+
+#: The hooks of the core, by name, that no kind of component brings.
+STATED: Final = specified_in(hookspecs)
 
 
 @frozen
@@ -42,15 +41,26 @@ class HookFacts:
 
 
 def describe_hooks(kinds: Iterable[type[Spec]]) -> tuple[HookFacts, ...]:
-    """Every hook of a program that knows ``kinds``: those of the kinds, then those of ``hookspecs``."""
-    registration = _registration_hooks(kinds)
-    groups = dict.fromkeys(registration, "registration") | _GROUPS
+    """Every hook of a program that knows ``kinds``: of registration, of ``hookspecs``, and of the kinds' components."""
+    kinds = tuple(kinds)
+    registration, observation = _registration_hooks(kinds), _observation_hooks(kinds)
+    groups = {
+        **dict.fromkeys((*registration, _KINDS_HOOK), "registration"),
+        hookspecs.arb_plugin_info.__name__: "information",
+        **{name: "selection" for name, hook in observation.items() if hook.arb_ternary_spec["firstresult"]},
+    }
     return tuple(
         HookFacts(
             name, groups.get(name, "observer"), tuple(inspect.signature(hook).parameters), inspect.getdoc(hook) or ""
         )
-        for name, hook in {**registration, **STATED}.items()
+        for name, hook in {**registration, **STATED, **observation}.items()
     )
+
+
+def _observation_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Any]:
+    """The hooks that components of these kinds implement, by name."""
+    modules = [resolve(kind.hookspecs) for kind in kinds if kind.hookspecs is not None]
+    return {name: hook for module in modules for name, hook in specified_in(module).items()}
 
 
 def _registration_hooks(kinds: Iterable[type[Spec]]) -> dict[str, Callable[..., Any]]:
@@ -100,18 +110,21 @@ def as_faults() -> Iterator[None]:
 class HookManager(pluggy.PluginManager):
     """pluggy's manager with the hooks of this program; whatever is wrong with a plugin is a :class:`PluginFault`.
 
-    ``kinds`` are the kinds of component whose registration hooks exist, by name.
+    ``specifications`` is the module of its first hooks; ``kinds`` are the kinds of component whose registration hooks
+    exist too, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, specifications: ModuleType = hookspecs) -> None:
         super().__init__("arb_ternary")
-        self.add_hookspecs(hookspecs)
+        self.add_hookspecs(specifications)
+        self._stated = tuple(specified_in(specifications))
+        self._observation: set[str] = set()
         self.kinds: dict[str, type[Spec]] = {}
 
     @property
     def hooks(self) -> tuple[str, ...]:
         """The names of all hooks: registration first."""
-        return (*(kind.hook for kind in self.kinds.values()), *STATED)
+        return (*(kind.hook for kind in self.kinds.values()), *self._stated)
 
     def implementations(self, plugin: object) -> dict[str, Any]:
         """pluggy's options of every hook implementation of ``plugin``, by hook."""
@@ -169,18 +182,20 @@ class HookManager(pluggy.PluginManager):
         for kind in kinds:
             if kind.kind in self.kinds or kind.hook in self.hooks:
                 raise PluginFault(Status.CONFLICT, f"there is a kind {kind.kind!r} or a hook {kind.hook} already")
+        with as_faults():
+            self._observation.update(_observation_hooks(kinds))
         self.kinds.update((kind.kind, kind) for kind in kinds)
         if kinds:
             self.add_hookspecs(type("Registration", (), _registration_hooks(kinds)))
 
     def take_in(self, plugin: object, name: str) -> list[Spec]:
         """Register a plugin and return every component that it provides; after a :class:`PluginFault` it is unknown."""
-        self.check(plugin)
         for hook, options in self.implementations(plugin).items():
-            if hook in OBSERVATION:
+            if hook in self._observation:
                 raise _failed(f"{hook} is called on the observers of a run only: register a tracker that implements it")
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise _failed(f"{hook} is a wrapper; only hooks of a run can be wrapped")
+        self.check(plugin)
         try:
             with as_faults():
                 self.register(plugin, name)

@@ -12,12 +12,12 @@ from attrs import define, field
 from torch import nn
 from torch.optim import Optimizer
 
-from arb_ternary import hookspecs
 from arb_ternary.backends.select import Selection
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import ModelChangingPhase, Phase, PhaseResult
+from arb_ternary_train import hookspecs
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory

@@ -8,9 +8,9 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from arb_ternary import hookspecs
 from arb_ternary.errors import ArbError, ComponentError, nearest
-from arb_ternary.plugins.hooks import OBSERVATION, PREFIX, STATED, HookManager, PluginFault, describe_exception
+from arb_ternary.plugins.hooks import PREFIX, STATED, HookManager, PluginFault, describe_exception, specified_in
+from arb_ternary_train import hookspecs
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import BackendRequest
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["RunObservers"]
 
 P = ParamSpec("P")
+#: The hooks of a run.
+_HOOKS = tuple(specified_in(hookspecs))
 #: The hook that is called on every observer, whatever the others do.
 _LAST = hookspecs.arb_run_end.__name__
 
@@ -36,7 +38,7 @@ class RunObservers:
     """
 
     def __init__(self, objects: Mapping[str, object]) -> None:
-        self._relay = HookManager()
+        self._relay = HookManager(hookspecs)
         self._failures: list[ArbError] = []
         self._opinion: tuple[str, Any] | None = None
         self.names: tuple[str, ...] = tuple(objects)
@@ -83,9 +85,9 @@ class RunObservers:
 
     def _add(self, name: str, observer: object) -> None:
         for hook in self._relay.implementations(observer):
-            if hook.startswith(f"{PREFIX}register_") or (hook in STATED and hook not in OBSERVATION):
-                close = nearest(hook, OBSERVATION)
-                hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(OBSERVATION)}"
+            if hook.startswith(f"{PREFIX}register_") or hook in STATED:
+                close = nearest(hook, _HOOKS)
+                hint = f"did you mean {close!r}?" if close else f"hooks of a run: {', '.join(_HOOKS)}"
                 raise ComponentError(f"observer {name!r}: {hook} is not called on the observers of a run", hint)
         try:
             self._relay.check(observer)

@@ -9,12 +9,12 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary import hookspecs
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary.protocols.data import Attachments
+from arb_ternary_train import hookspecs
 from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault, read_checkpoint
 from arb_ternary_train.checkpointer import Checkpointer, restore_run

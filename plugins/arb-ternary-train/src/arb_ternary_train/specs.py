@@ -15,6 +15,7 @@ class TrackerSpec(Spec):
     """An observer of runs. Factory: ``(config) -> object`` that implements observer hooks (``arb_run_start`` ...)."""
 
     kind, hook, noun = "tracker", "arb_register_trackers", "tracker"
+    hookspecs = "arb_ternary_train.hookspecs"
 
 
 @frozen(kw_only=True)
