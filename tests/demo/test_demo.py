@@ -19,8 +19,8 @@ DEMO = Path(__file__).parents[2] / "docs" / "examples"
 SHORT = [
     "phases.0.steps=300",
     "phases.0.warmup_steps=20",
-    "phases.0.eval_every=0",
-    "checkpoint.every=0",
+    "phases.0.eval_every=1000",
+    "checkpoint.every=1000",
     "optimizer.lr=0.2",
 ]
 

@@ -29,7 +29,7 @@ data: {{name: text, path: {text}, tokenizer: characters}}
 model:
   {{name: decoder, width: 40, layers: 2, heads: 2, feed_forward: 72, max_length: 16, group_size: 32}}
 optimizer: {optimizer}
-checkpoint: {{every: 0, keep: 1}}
+checkpoint: {{every: 1000, keep: 1}}
 phases:
   - {{name: standard, steps: {steps}, batch_size: 4, block_size: 12, eval_every: 10, eval_batches: 2,
      gradient_accumulation_steps: 2}}

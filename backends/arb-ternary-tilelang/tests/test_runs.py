@@ -35,8 +35,8 @@ TINY = (
     "phases.0.warmup_steps=0",
     "phases.0.batch_size=2",
     "phases.0.block_size=16",
-    "phases.0.eval_every=0",
-    "checkpoint.every=0",
+    "phases.0.eval_every=1000",
+    "checkpoint.every=1000",
 )
 #: Widths that fill no word and no group, a rule that learns exponents, and rates at which a few steps flip many trits.
 CONFIG = """
@@ -47,9 +47,9 @@ data: {{name: text, path: {text}, tokenizer: characters}}
 model:
   {{name: decoder, width: 24, layers: 1, heads: 2, feed_forward: 40, max_length: 16, group_size: 32}}
 optimizer: {optimizer}
-checkpoint: {{every: 0, keep: 1}}
+checkpoint: {{every: 1000, keep: 1}}
 phases:
-  - {{name: standard, steps: {steps}, batch_size: 2, block_size: 8, eval_every: 0}}
+  - {{name: standard, steps: {steps}, batch_size: 2, block_size: 8, eval_every: 1000}}
 """
 OPTIMIZERS = {
     "scaled_votes": "{name: scaled_votes, lr: 0.5, exponent_rate: 0.5}",

@@ -41,7 +41,7 @@ data: {{name: text, path: {text}, tokenizer: characters}}
 model:
   {{name: decoder, width: 40, layers: 1, heads: 2, feed_forward: 72, max_length: 16, group_size: 32}}
 optimizer: {optimizer}
-checkpoint: {{every: 0, keep: 1}}
+checkpoint: {{every: 1000, keep: 1}}
 phases:
   - {{name: standard, steps: {steps}, batch_size: 2, block_size: 12, eval_every: 3, eval_batches: 1}}
 """
@@ -188,8 +188,8 @@ DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 #: The demo, small: its recipe on a narrower model, a short text and a few steps.
 TINY = [
     "model.width=32", "model.layers=1", "model.heads=2", "model.feed_forward=64", "model.max_length=16",
-    "phases.0.steps=3", "phases.0.batch_size=2", "phases.0.block_size=16", "phases.0.eval_every=0",
-    "phases.0.warmup_steps=0", "checkpoint.every=0", "optimizer.lr=1",
+    "phases.0.steps=3", "phases.0.batch_size=2", "phases.0.block_size=16", "phases.0.eval_every=1000",
+    "phases.0.warmup_steps=0", "checkpoint.every=1000", "optimizer.lr=1",
 ]  # fmt: skip
 
 

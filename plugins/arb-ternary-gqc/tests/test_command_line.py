@@ -21,7 +21,7 @@ name: drawn
 data: {name: text, path: text.txt}
 model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32, float_parts: [head, norms]}
 optimizer: OPTIMIZER
-checkpoint: {every: 0, keep: 2}
+checkpoint: {every: 1000, keep: 2}
 phases: [{name: standard, steps: 6, batch_size: 2, block_size: 8, log_every: 2, eval_every: 0}]
 """
 PURE = "model.float_parts=[]"

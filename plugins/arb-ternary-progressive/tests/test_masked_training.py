@@ -24,7 +24,7 @@ model:
   float_parts: [embedding, head, norms, linears]
 masking: {masking}
 optimizer: {{name: adamw, lr: 0.02}}
-phases: [{{name: standard, steps: {steps}, batch_size: 8, block_size: 32, eval_every: 0}}]
+phases: [{{name: standard, steps: {steps}, batch_size: 8, block_size: 32, eval_every: 1000}}]
 """
 BYTES = "{name: text, path: text.txt}"
 CHARACTERS = "{name: text, path: text.txt, tokenizer: characters}"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from arb_ternary.errors import ConfigError
+from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
 from arb_ternary_progressive.history import StackRecord
@@ -23,6 +23,7 @@ from arb_ternary_testing.component import make_choice
 from arb_ternary_text.models.generate import generate
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.config import CheckpointConfig, RunConfig
+from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
@@ -205,7 +206,7 @@ def test_a_run_with_the_cache_equals_one_that_recomputes(tmp_path: Path, model: 
     # Rows of three samples, so that most are evicted before they are asked for again.
     few = {"cache_bytes": 3 * 4 * 8 * 32}
     runs = [
-        grow(tmp_path / name, options | more, every=0, model=model, optimizer=optimizer)
+        grow(tmp_path / name, options | more, every=1000, model=model, optimizer=optimizer)
         for name, more in (("with", {}), ("without", {"cache_activations": False}), ("few", few))
     ]
     ends = [read_checkpoint(CheckpointStore(run.checkpoints).latest()) for run in runs]
@@ -241,7 +242,7 @@ def test_with_a_time_for_each_sample_too(tmp_path: Path) -> None:
         "masking": {"name": "time_step", "time_interpretation": "input", "time_sampling": "sample"},
     }
     runs = [
-        grow(tmp_path / name, options | more, every=0, **parts)
+        grow(tmp_path / name, options | more, every=1000, **parts)
         for name, more in (("with", {}), ("without", {"cache_activations": False}))
     ]
     ends = [read_checkpoint(CheckpointStore(run.checkpoints).latest()).model for run in runs]
@@ -461,3 +462,30 @@ def test_an_epoch_has_every_sample_once(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 1, "epochs_per_stack": 1, "steps_per_stack": None, "batch_size": 7})
     (entry,) = [record for record in read_metrics(run.metrics_file) if record["event"] == "stack"]
     assert entry["steps"] == math.ceil(((len(train_stream(tmp_path)) - 1) // 8) / 7)
+
+
+def test_a_stop_during_the_evaluation_after_a_stack_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, runs = TestTernary(), [RunDirectory(tmp_path / name) for name in ("whole", "stopped")]
+    config = suite.make_config(tmp_path, every=100)
+    suite.train(config, runs[0].path)
+    after_batch = TrainingContext._after_evaluated_batch
+
+    def stopping(self: TrainingContext, done: int) -> None:
+        if self.step == 4:
+            self.request_stop("the test")
+        after_batch(self, done)
+
+    monkeypatch.setattr(TrainingContext, "_after_evaluated_batch", stopping)
+    with pytest.raises(Interrupted, match="stopped by the test after step 4"):
+        suite.train(config, runs[1].path)
+    monkeypatch.undo()
+    suite.train(config, runs[1].path, resume=True)
+    assert runs[0].metrics_file.read_bytes() == runs[1].metrics_file.read_bytes()
+    models, states = (
+        [(run.checkpoints / f"step-00000006/{name}.safetensors").read_bytes() for run in runs]
+        for name in ("model", "state")
+    )
+    assert models[0] == models[1]
+    assert states[0] == states[1]

@@ -203,7 +203,7 @@ def write(path: Path, optimizer: dict[str, Any], levels: str = "ternary", **phas
         f"model: {{name: direct, width: 32, layers: 1, heads: 2, max_length: 16, levels: {levels}}}",
         f"optimizer: {optimizer}".replace("'", ""),
         "checkpoint: {every: 4, keep: 9}",
-        f"phases: [{ {'name': 'standard', 'batch_size': 4, 'block_size': 16, 'eval_every': 0, **phase} }]".replace(
+        f"phases: [{ {'name': 'standard', 'batch_size': 4, 'block_size': 16, 'eval_every': 1000, **phase} }]".replace(
             "'", ""
         ),
     ]

@@ -13,7 +13,7 @@ data: {name: text, path: text.txt}
 model: {name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32}
 optimizer: sign_votes
 checkpoint: {every: 2, keep: 2}
-phases: [{name: standard, steps: 4, batch_size: 2, block_size: 8, log_every: 2, eval_every: 0}]
+phases: [{name: standard, steps: 4, batch_size: 2, block_size: 8, log_every: 2, eval_every: 1000}]
 """
 
 
@@ -33,8 +33,8 @@ def test_train_prints_the_audit_the_loss_beside_the_entropies_and_the_speed(
         "ternary weights (packed)",
         "float parameters, trainable",
         "validation loss (nats a token)",
-        "unigram entropy of the same tokens",
-        "bigram entropy of the same tokens",
+        "unigram entropy of all validation tokens",
+        "bigram entropy of all validation tokens",
         "tokens a second",
         "runs/tiny",
     ):

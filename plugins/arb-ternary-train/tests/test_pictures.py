@@ -69,7 +69,7 @@ class Pictures:
 
     def held_out(self, batch_size, block_size, limit):
         ids = np.arange(100, 130)
-        last = len(ids) if limit is None else limit * batch_size
+        last = len(ids) if limit is None else min(len(ids), limit * batch_size)
         return (self.batch(ids[start : start + batch_size]) for start in range(0, last, batch_size))
 
 

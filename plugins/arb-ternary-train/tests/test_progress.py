@@ -66,3 +66,21 @@ def test_a_log_file_is_continued_not_replaced(tmp_path: Path) -> None:
         log.line(text)
         log.close()
     assert [line[20:] for line in (tmp_path / "train.log").read_text().splitlines()] == ["first", "second"]
+
+
+def test_a_long_evaluation_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 4.0, 5.5, 6.0, 11.0])
+    monkeypatch.setattr("arb_ternary_train.progress.time.monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    reporter = PlainReporter(None, stream)
+    for done in range(1, 6):
+        reporter.evaluating(done)
+    assert stream.getvalue().splitlines() == ["evaluating: 3 batches done", "evaluating: 5 batches done"]
+
+
+def test_the_bar_says_that_it_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = RichReporter()
+    reporter.start("standard", 100, 0)
+    reporter.evaluating(12)
+    reporter.stop()
+    assert "evaluating: 12 batches done" in capsys.readouterr().err

@@ -355,7 +355,7 @@ def write(path: Path, *, steps: int, model: str = "", **rule: Any) -> Path:
         f"  ternary: {json.dumps({'name': 'momentum_votes', **rule})}",
         "  float: {name: adamw, lr: 0.004}",
         "checkpoint: {every: 8, keep: 9}",
-        f"phases: [{{name: standard, steps: {steps}, batch_size: 4, block_size: 16, eval_every: 0, "
+        f"phases: [{{name: standard, steps: {steps}, batch_size: 4, block_size: 16, eval_every: 1000, "
         "lr_schedule: linear, warmup_steps: 5, gradient_accumulation_steps: 2}]",
     ]
     (path / "config.yaml").write_text("\n".join(lines))

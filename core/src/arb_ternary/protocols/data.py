@@ -106,7 +106,7 @@ class DataSource(Protocol):
         """Training samples of ``block_size`` predictions in one pass."""
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
-        """The same samples at every evaluation, in order; of ``limit`` batches, spread evenly over all."""
+        """The same samples at every evaluation, in order; of at most ``limit`` batches, spread evenly over all."""
 
 
 @runtime_checkable

@@ -54,13 +54,13 @@ class RunContext(Protocol):
 
     def checkpoint_if_due(self) -> None: ...
 
-    def save_checkpoint(self) -> Path: ...
+    def save_checkpoint(self) -> None: ...
 
     def note(self, text: str) -> None:
         """A lasting line for the person who watches."""
 
     def held_out_loss(self) -> float:
-        """Loss on all held-out samples, nats a prediction: that of the last evaluation, or of one made now."""
+        """Loss on held-out samples at the end of the run, nats a prediction; evaluates where that is to be done."""
 
 
 @frozen

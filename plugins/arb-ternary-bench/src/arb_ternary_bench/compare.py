@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary.errors import ArbError
+from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary_bench.child import ChildRun
 
 __all__ = ["Compared", "compare", "machine_facts"]
@@ -147,7 +147,12 @@ def _train(config: Path, directory: Path, overrides: Sequence[str]) -> tuple[dic
     ended = child.wait()
     if ended.code:
         raise ArbError(f"{config}: the run ended with {ended.code}", child.log_tail())
-    return child.report(), ended.peak_bytes
+    report = child.report()
+    if report["validation_loss"] is None:
+        raise ConfigError(
+            f"{config}: phases.eval_every: 0 leaves nothing to compare", "Give the last phase another value."
+        )
+    return report, ended.peak_bytes
 
 
 def _summary(config: Path, runs: Sequence[tuple[dict[str, Any], int]]) -> Compared:

@@ -252,6 +252,7 @@ class ProgressivePhase:
                 loop.load_state_dict(self._restored["loop"])
                 self._progress = Progress.from_state(self._restored["progress"])
                 self._restored = None
+                context.finish_evaluation()
             context.logbook.reporter.start(f"{self.name}, stack {index}", options.steps, loop.step)
             while loop.step < options.steps:
                 report = loop.train_micro_batch()

@@ -13,6 +13,7 @@ from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.precision import AmpName
 from arb_ternary_train.schedules import ScheduleName
+from arb_ternary_train.standard import EVAL_EVERY
 
 __all__ = ["ProgressivePhaseConfig"]
 
@@ -64,7 +65,7 @@ class ProgressivePhaseConfig(GrowthConfig):
     max_skipped: int = _loop("max_skipped")
 
     log_every: int = option(10, "steps between lines on the screen", validator=positive)
-    eval_every: int = option(200, "steps between evaluations; 0 = only at the end of the run", validator=non_negative)
+    eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
     eval_batches: int | None = option(
         8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
     )

@@ -63,6 +63,7 @@ class Checkpointer:
             "phase": None if phase is None else phase.state_dict(),
             "structures": structures,
             "evaluation_shape": context.evaluation_shape,
+            "unfinished_evaluation": context.unfinished_evaluation,
             "metrics_length": context.logbook.metrics.sync(),
             "rng": global_rng_state(context.device),
             "observers": observed,
@@ -77,6 +78,7 @@ def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     context.step, context.tokens = state["step"], state["tokens"]
     context.evaluation_shape = state["evaluation_shape"]
+    context.unfinished_evaluation = state["unfinished_evaluation"]
     context.finished = [PhaseResult(result["steps"], result["metrics"]) for result in state["finished"]]
     context.structures = list(state["structures"][: context.phase_index])
     phase = context.phase = None if state["phase"] is None else build_phase(context.config, context.phase_index)

@@ -38,13 +38,13 @@ class ValidationLossConfig:
 
 
 class ValidationLossCheck:
-    """Passes when the loss on all validation tokens is at most ``config.max``."""
+    """Passes when the validation loss at the end of the run is at most ``config.max``."""
 
     def __init__(self, config: ValidationLossConfig) -> None:
         self.config = config
 
     def check(self, context: RunContext) -> CheckResult:
-        """Compare the run's last full evaluation; a loss that is not a number does not pass."""
+        """Compare the evaluation at the end, or one made now; a loss that is not a number does not pass."""
         loss = context.held_out_loss()
         return CheckResult(
             passed=loss <= self.config.max,

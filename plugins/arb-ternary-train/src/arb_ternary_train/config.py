@@ -50,7 +50,7 @@ class CheckpointConfig:
 
     every: int = option(
         200,
-        "optimizer steps between checkpoints; 0 = only at the end of a phase and on a signal",
+        "optimizer steps between checkpoints; 0 = never, at the end of a phase neither: only when the run is stopped",
         validator=non_negative,
     )
     keep: int = option(3, "how many of the newest checkpoints are kept", validator=positive)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import define, field
@@ -28,6 +29,13 @@ from arb_ternary_train.protocols import LimitedLength
 from arb_ternary_train.signals import StopRequest
 
 __all__ = ["TrainingContext", "default_evaluation_shape"]
+
+#: The evaluation at the end of a run covers at least so many predictions, however few the run was trained on.
+_LEAST_AT_END: Final = 16_384
+
+
+class _EvaluationStopped(Exception):
+    """Somebody asked the run to stop while it evaluated."""
 
 
 @define(eq=False, kw_only=True)
@@ -52,7 +60,9 @@ class TrainingContext:
         finished: results of the phases that have ended, in order.
         structures: what each phase has made of the model's structure, in order; None where it changed nothing.
         phase: the phase that is running, or is to go on after a resume; None between phases.
-        validation: the last evaluation on all held-out samples.
+        validation: the evaluation at the end of the run, once it has been made.
+        unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut short, in a list; None
+            where there is none.
         optimizer: the last one that was made.
     """
 
@@ -74,6 +84,7 @@ class TrainingContext:
     structures: list[dict[str, Any] | None] = field(factory=list)
     phase: Phase | None = None
     validation: Evaluation | None = None
+    unfinished_evaluation: list[int | None] | None = None
     optimizer: Optimizer | None = None
 
     @property
@@ -140,7 +151,7 @@ class TrainingContext:
             Interrupted: the run was asked to stop; the checkpoint has been written.
         """
         if self.stop_requested:
-            path = self.save_checkpoint()
+            path = self.checkpointer.save(self)
             raise Interrupted(
                 f"{self.directory}: stopped by {self.stop.reason} after step {self.step}; saved {path.name}",
                 f"Continue with: arb train {self.files.config_file} --run-dir {self.directory} --resume",
@@ -152,9 +163,10 @@ class TrainingContext:
         if every and self.step % every == 0:
             self.save_checkpoint()
 
-    def save_checkpoint(self) -> Path:
-        """Write a checkpoint and return its folder. Where nothing has happened since the last one, that one stands."""
-        return self.checkpointer.save(self)
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint, unless ``checkpoint.every`` is 0 or nothing has happened since the last one."""
+        if self.config.checkpoint.every:
+            self.checkpointer.save(self)
 
     # --- phases ---
 
@@ -194,6 +206,7 @@ class TrainingContext:
         """
         self.step += 1
         self.tokens += tokens
+        self.validation = None
         self.mark_progress()
         record = self.record("train", {**metrics, "tokens": self.tokens})
         speed = {"tokens_per_second": self.logbook.tokens_per_second, "time": time.time()}
@@ -207,30 +220,57 @@ class TrainingContext:
         self.note(f"step {self.step + 1}: micro-batch {micro_batch} skipped, its {what} is {value}")
 
     def evaluate(self, batches: int | None = None) -> Evaluation:
-        """Loss on ``batches`` batches of held-out samples (None: all), written down and told to observers."""
+        """Loss on ``batches`` batches of held-out samples (None: all), written down and told to observers.
+
+        Raises:
+            Interrupted: the run was asked to stop meanwhile; the checkpoint has been written, and a resumed run makes
+                the evaluation anew.
+        """
         batch_size, block_size = self.evaluation_shape or default_evaluation_shape(self.model)
-        result = evaluate(
-            self.model,
-            self.data,
-            self.masking,
-            batch_size=batch_size,
-            block_size=block_size,
-            batches=batches,
-            seed=self.seed,
-            device=self.device,
-            step=self.step,
-        )
-        if batches is None:
-            self.validation = result
+        self.unfinished_evaluation = [batches]
+        try:
+            result = evaluate(
+                self.model,
+                self.data,
+                self.masking,
+                batch_size=batch_size,
+                block_size=block_size,
+                batches=batches,
+                seed=self.seed,
+                device=self.device,
+                step=self.step,
+                after_batch=self._after_evaluated_batch,
+            )
+        except _EvaluationStopped:
+            self.stop_if_requested()
+            raise
+        self.unfinished_evaluation = None
         self.mark_progress()
         record = self.record("validation", {"loss": result.loss, "tokens": result.tokens})
         self.observers.call(hookspecs.arb_eval_end, self, self.step, record)
         self.note(f"step {self.step}: validation loss {result.loss:.4f} over {result.tokens:,} tokens")
         return result
 
+    def _after_evaluated_batch(self, done: int) -> None:
+        self.logbook.reporter.evaluating(done)
+        if self.stop_requested:
+            raise _EvaluationStopped
+
+    def finish_evaluation(self) -> None:
+        """Make the evaluation that a stop cut short. For a phase that has been restored, before its next step."""
+        if self.unfinished_evaluation is not None:
+            self.evaluate(*self.unfinished_evaluation)
+
+    def evaluate_at_end(self) -> Evaluation:
+        """Evaluate on held-out samples of as many predictions as the run was trained on, and of 16,384 at least."""
+        batch_size, block_size = self.evaluation_shape or default_evaluation_shape(self.model)
+        predictions = max(self.tokens, _LEAST_AT_END)
+        self.validation = self.evaluate(math.ceil(predictions / (batch_size * block_size)))
+        return self.validation
+
     def held_out_loss(self) -> float:
-        """Loss on all held-out samples, nats a prediction: that of the last evaluation, or of one made now."""
-        return (self.validation or self.evaluate()).loss
+        """Loss on held-out samples at the end of the run, nats a prediction; see :meth:`evaluate_at_end`."""
+        return (self.validation or self.evaluate_at_end()).loss
 
 
 def default_evaluation_shape(model: nn.Module) -> tuple[int, int]:

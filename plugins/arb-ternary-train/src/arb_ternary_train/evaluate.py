@@ -5,7 +5,7 @@ Shapes: ``B`` samples, ``S`` predictions a sample, ``V`` ids that a prediction c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -79,11 +79,13 @@ def evaluate(
     seed: int,
     device: torch.device,
     step: int = 0,
+    after_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all of them).
 
     Training is not disturbed: no vote is cast, modes and the global generators are put back, and masks come from
-    generators of their own that are the same each time.
+    generators of their own that are the same each time. ``after_batch`` is called with the number of batches that are
+    done; what it raises ends the evaluation.
 
     Raises:
         DataError: there is not one sample.
@@ -97,4 +99,5 @@ def evaluate(
             counted_M = losses(logits, masked)[masked.loss_mask.flatten()]
             total += counted_M.double().sum().cpu()
             count += counted_M.numel()
+            after_batch(index + 1)
     return Evaluation(loss=float(total) / max(1, count), tokens=count)

@@ -10,11 +10,14 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 from attrs import define, field
 
 __all__ = ["LogFile", "PlainReporter", "Reporter", "RichReporter", "Silent", "format_duration", "make_reporter"]
+
+#: Seconds between lines that say how far an evaluation has come.
+_EVALUATION_LINES: Final = 5.0
 
 
 def format_duration(seconds: float) -> str:
@@ -65,6 +68,10 @@ class Reporter(Protocol):
         """A step has been taken; ``log`` asks for a lasting line."""
         ...
 
+    def evaluating(self, batches: int) -> None:
+        """An evaluation is under way and has done so many batches."""
+        ...
+
     def note(self, text: str) -> None:
         """A line that stays: an evaluation, a checkpoint, a skipped batch, a warning."""
         ...
@@ -79,6 +86,7 @@ class Silent:
     """A reporter that says nothing on the screen; notes and logged steps still reach the log file."""
 
     log_file: LogFile | None = None
+    _told: float = field(default=0.0, init=False)
 
     def start(self, title: str, total: int, done: int) -> None:
         if self.log_file is not None:
@@ -87,6 +95,17 @@ class Silent:
     def step(self, done: int, metrics: Mapping[str, Any], log: bool) -> None:
         if log and self.log_file is not None:
             self.log_file.line(f"step {done}  {describe(metrics)}")
+
+    def evaluating(self, batches: int) -> None:
+        """The outcome is a note."""
+
+    def _is_long(self, batches: int) -> bool:
+        """Whether an evaluation is due for another line."""
+        now = time.monotonic()
+        due = batches > 1 and now - self._told >= _EVALUATION_LINES
+        if due or batches == 1:
+            self._told = now
+        return due
 
     def note(self, text: str) -> None:
         if self.log_file is not None:
@@ -115,6 +134,10 @@ class PlainReporter(Silent):
         Silent.step(self, done, metrics, log)
         if log:
             self._print(f"{self._title} {done}/{self._total}  {describe(metrics)}  left {self._left(done)}")
+
+    def evaluating(self, batches: int) -> None:
+        if self._is_long(batches):
+            self._print(f"evaluating: {batches:,} batches done")
 
     def note(self, text: str) -> None:
         Silent.note(self, text)
@@ -168,6 +191,12 @@ class RichReporter(Silent):
         Silent.step(self, done, metrics, log)
         if self._progress is not None:
             self._progress.update(self._task, completed=done, numbers=describe(metrics))
+
+    def evaluating(self, batches: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, numbers=f"evaluating: {batches:,} batches done")
+        elif self._is_long(batches):
+            print(f"evaluating: {batches:,} batches done", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         Silent.note(self, text)

@@ -24,8 +24,8 @@ class RunReport:
         directory: where it is.
         steps: optimizer steps.
         tokens: tokens trained on.
-        validation_loss: mean cross entropy on all validation tokens, nats a token.
-        baselines: what simple predictors reach on the same samples, by name; see ``arb_ternary.protocols.data``.
+        validation_loss: mean cross entropy of the evaluation at the end, nats a token; None where there was none.
+        baselines: what simple predictors reach on all held-out samples, by name; see ``arb_ternary.protocols.data``.
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0 where it trained on
             nothing.
         audit: what the model stores.
@@ -37,7 +37,7 @@ class RunReport:
     directory: str
     steps: int
     tokens: int
-    validation_loss: float
+    validation_loss: float | None
     baselines: Mapping[str, float]
     tokens_per_second: float
     audit: Audit
@@ -53,12 +53,13 @@ class RunReport:
     def rows(self) -> list[tuple[str, str]]:
         """The numbers, as rows of text."""
         speed = f"{self.tokens_per_second:,.0f}" if self.tokens_per_second else "nothing trained in this process"
+        loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
         return [
             ("steps", f"{self.steps:,}"),
             ("tokens trained on", f"{self.tokens:,}"),
             ("tokens a second", speed),
-            ("validation loss (nats a token)", f"{self.validation_loss:.4f}"),
-            *((f"{_words(name)} of the same tokens", f"{value:.4f}") for name, value in self.baselines.items()),
+            ("validation loss (nats a token)", loss),
+            *((f"{_words(name)} of all validation tokens", f"{value:.4f}") for name, value in self.baselines.items()),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -90,14 +91,13 @@ def _words(name: str) -> str:
 
 
 def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResult]]) -> RunReport:
-    """The report of a run that has just been evaluated on all validation tokens."""
+    """The report of a run that has ended."""
     validation, book = context.validation, context.logbook
-    assert validation is not None, "the run evaluates before it reports"
     return RunReport(
         directory=str(context.directory),
         steps=context.step,
         tokens=context.tokens,
-        validation_loss=validation.loss,
+        validation_loss=None if validation is None else validation.loss,
         baselines=baselines_of(context.data, context.evaluation_shape or default_evaluation_shape(context.model)),
         tokens_per_second=book.train_tokens / book.train_seconds if book.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),

@@ -30,6 +30,7 @@ from arb_ternary_train.protocols import Check, CheckResult
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
+from arb_ternary_train.standard import LogOptions
 
 __all__ = ["RunRequest", "train"]
 
@@ -216,8 +217,10 @@ def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
 
 
 def _finish(context: TrainingContext) -> RunReport:
-    """Evaluate on all held-out samples, run the checks, write ``result.json``."""
-    context.evaluate()
+    """Evaluate, run the checks, write ``result.json``."""
+    options = context.config.phases[-1].options
+    if not isinstance(options, LogOptions) or options.eval_every:
+        context.evaluate_at_end()
     results: list[tuple[str, CheckResult]] = []
     for choice in context.config.checks:
         check: Check = require_protocol(choice.build(), Check, choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -22,7 +22,21 @@ from arb_ternary_train.step_report import StepReport
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["LogOptions", "StandardConfig", "StandardPhase", "build", "check_single_lr", "log_and_evaluate"]
+__all__ = [
+    "EVAL_EVERY",
+    "LogOptions",
+    "StandardConfig",
+    "StandardPhase",
+    "build",
+    "check_single_lr",
+    "log_and_evaluate",
+]
+
+#: Help of ``eval_every``, for every phase that has it.
+EVAL_EVERY: Final = (
+    "steps between evaluations; the one at the end of the run takes no more tokens than it was trained on, and 16,384 "
+    "at least; 0 = never, not at the end either"
+)
 
 
 @frozen(kw_only=True)
@@ -32,7 +46,7 @@ class StandardConfig(LoopOptions):
     log_every: int = option(
         10, "steps between lines on the screen; the metrics file has every step", validator=positive
     )
-    eval_every: int = option(200, "steps between evaluations; 0 = only at the end of the run", validator=non_negative)
+    eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
     eval_batches: int | None = option(
         8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
     )
@@ -41,6 +55,7 @@ class StandardConfig(LoopOptions):
     )
 
 
+@runtime_checkable
 class LogOptions(Protocol):
     """Options of a phase: how often a step is shown, and evaluated after."""
 
@@ -77,6 +92,7 @@ class StandardPhase:
                 self._last_loss = self._restored["last_loss"]
                 loop.load_state_dict(self._restored["loop"])
                 self._restored = None
+                context.finish_evaluation()
             reporter.start(self.name, config.steps, loop.step)
             while loop.step < config.steps:
                 report = loop.train_micro_batch()
@@ -125,7 +141,7 @@ def log_and_evaluate(
     last = report.step == steps
     log = last or report.step % options.log_every == 0
     context.record_step({**report.metrics(), **more}, tokens=report.tokens, phase_step=report.step, log=log)
-    # The end of a run has an evaluation on all held-out samples anyway.
+    # The end of a run has an evaluation of its own.
     at_the_end = context.in_last_phase and last and ends_phase
     if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:
         context.evaluate(options.eval_batches)

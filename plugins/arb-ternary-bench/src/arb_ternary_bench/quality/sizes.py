@@ -100,7 +100,7 @@ def base_config(size: QualitySize, *, name: str, steps: int, seed: int, tuning: 
             "amp_dtype": "bfloat16",
             "log_every": max(1, steps // 10),
             # A trial is judged by its last loss alone.
-            "eval_every": 0 if tuning else max(1, steps // _CURVE),
+            "eval_every": steps if tuning else max(1, steps // _CURVE),
             "eval_batches": 16,
         },
         "checkpoint": {"every": max(1, steps // 10), "keep": 2},
