@@ -266,7 +266,7 @@ def protocols_page() -> str:
         "Optimizers": "arb_ternary.optim.protocol",
         "Data and masking": "arb_ternary.protocols.data",
         "Phases": "arb_ternary.protocols.runs",
-        "Models, exporters and checks": "arb_ternary_train.protocols",
+        "What training knows besides": "arb_ternary_train.protocols",
         "Recipes of the quality bench": "arb_ternary_bench.quality.protocol",
     }
     parts = ["# Component protocols", "What a factory returns. A run checks it once, when the component is built."]

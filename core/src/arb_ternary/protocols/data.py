@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Attachments",
-    "Baselines",
     "Batch",
     "BatchRequest",
     "Batches",
@@ -87,7 +85,7 @@ class Batches(Protocol):
 
 @runtime_checkable
 class DataSource(Protocol):
-    """What a model is trained and judged on. A source may also have :class:`Baselines` and :class:`Attachments`."""
+    """What a model is trained and judged on."""
 
     @property
     def name(self) -> str: ...
@@ -107,22 +105,6 @@ class DataSource(Protocol):
 
     def held_out(self, batch_size: int, block_size: int, limit: int | None) -> Iterator[Batch]:
         """The same samples at every evaluation, in order; of at most ``limit`` batches, spread evenly over all."""
-
-
-@runtime_checkable
-class Baselines(Protocol):
-    """A data source that knows what simple predictors reach on its held-out samples."""
-
-    def baselines(self, block_size: int) -> Mapping[str, float]:
-        """Losses in nats a prediction, by name, over the samples of a whole evaluation."""
-
-
-@runtime_checkable
-class Attachments(Protocol):
-    """A data source with what a trained model needs where the data is not at hand, such as names of its ids."""
-
-    def attachments(self) -> Mapping[str, Any]:
-        """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""
 
 
 @frozen

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ModelChangingPhase", "Phase", "PhaseResult", "RunContext"]
+__all__ = ["Phase", "PhaseResult", "RunContext"]
 
 
 class RunContext(Protocol):
@@ -90,18 +90,3 @@ class Phase(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-@runtime_checkable
-class ModelChangingPhase(Protocol):
-    """What a phase has besides :class:`Phase` when it adds blocks or replaces modules.
-
-    Weights can only be loaded into a model of the right structure. So the structure is stored beside them, also after
-    the phase has ended, and is made again before weights are loaded: to resume, to evaluate, to export.
-    """
-
-    def structure(self) -> dict[str, Any]:
-        """A description of what the phase has made of the model so far; numbers, strings, lists and dicts."""
-
-    def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
-        """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""

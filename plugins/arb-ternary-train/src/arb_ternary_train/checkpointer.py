@@ -11,12 +11,13 @@ from attrs import define
 from torch import nn
 
 from arb_ternary.errors import CheckpointError
-from arb_ternary.protocols.runs import ModelChangingPhase, Phase, PhaseResult
+from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train import hookspecs
 from arb_ternary_train.build import build_phase
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.init_from import load_state
+from arb_ternary_train.protocols import ModelChangingPhase
 from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 
 if TYPE_CHECKING:

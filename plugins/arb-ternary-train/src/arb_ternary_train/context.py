@@ -17,7 +17,7 @@ from arb_ternary.backends.select import Selection
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
-from arb_ternary.protocols.runs import ModelChangingPhase, Phase, PhaseResult
+from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train import hookspecs
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
@@ -25,7 +25,7 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, evaluate
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
-from arb_ternary_train.protocols import LimitedLength
+from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
 from arb_ternary_train.signals import StopRequest
 
 __all__ = ["TrainingContext", "default_evaluation_shape"]

@@ -1,6 +1,6 @@
-"""What training asks of the components that only it knows, and what a model may have beside ``forward``.
+"""What training asks of the components that only it knows, and what models, phases and data sources may have besides.
 
-Training uses what a model has, and says so where an option needs more.
+Training uses what they have, and says so where an option needs more.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActivationCheckpointing",
+    "Attachments",
+    "Baselines",
     "CarriesState",
     "Castable",
     "Check",
     "CheckResult",
     "Exporter",
     "LimitedLength",
+    "ModelChangingPhase",
     "TakesTime",
 ]
 
@@ -97,3 +100,34 @@ class TakesTime(Protocol):
 
     @property
     def takes_time(self) -> bool: ...
+
+
+@runtime_checkable
+class ModelChangingPhase(Protocol):
+    """What a phase has besides ``Phase`` when it adds blocks or replaces modules.
+
+    Weights can only be loaded into a model of the right structure. So the structure is stored beside them, also after
+    the phase has ended, and is made again before weights are loaded: to resume, to evaluate, to export.
+    """
+
+    def structure(self) -> dict[str, Any]:
+        """A description of what the phase has made of the model so far; numbers, strings, lists and dicts."""
+
+    def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
+        """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""
+
+
+@runtime_checkable
+class Baselines(Protocol):
+    """A data source that knows what simple predictors reach on its held-out samples."""
+
+    def baselines(self, block_size: int) -> Mapping[str, float]:
+        """Losses in nats a prediction, by name, over the samples of a whole evaluation."""
+
+
+@runtime_checkable
+class Attachments(Protocol):
+    """A data source with what a trained model needs where the data is not at hand, such as names of its ids."""
+
+    def attachments(self) -> Mapping[str, Any]:
+        """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""

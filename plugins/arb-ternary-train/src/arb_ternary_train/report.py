@@ -7,11 +7,11 @@ from typing import Any
 
 from attrs import frozen
 
-from arb_ternary.protocols.data import Baselines, DataSource
+from arb_ternary.protocols.data import DataSource
 from arb_ternary.ternary.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext, default_evaluation_shape
 from arb_ternary_train.linear_state import LinearState, linear_state
-from arb_ternary_train.protocols import CheckResult
+from arb_ternary_train.protocols import Baselines, CheckResult
 
 __all__ = ["RunReport", "baselines_of", "make_report"]
 

@@ -13,7 +13,6 @@ from arb_ternary.backends.select import use_backend
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
-from arb_ternary.protocols.data import Attachments
 from arb_ternary_train import hookspecs
 from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault, read_checkpoint
@@ -26,7 +25,7 @@ from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.progress import LogFile, Reporter, make_reporter
-from arb_ternary_train.protocols import Check, CheckResult
+from arb_ternary_train.protocols import Attachments, Check, CheckResult
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
