@@ -14,13 +14,40 @@ from arb_ternary.cli.main import main
 from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem
 
+#: A loader of the simplest kind: the values of the file, then KEY=VALUE from the command line.
+LOADER = """
+from attrs import evolve
+
+from arb_ternary.config.errors import Origin
+from arb_ternary.config.fields import leaves, to_plain
+from arb_ternary.config.structure import structure
+from arb_ternary.config.yaml_document import LoadedConfig, parse_yaml_value, read_yaml
+from arb_ternary.errors import ConfigError
+from arb_ternary.plugins.manager import manager
+
+
+def load_as(cls, path, overrides):
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file")
+    document = read_yaml(path.read_text(), str(path))
+    origins = dict(document.origins)
+    for text in overrides:
+        key, _, value = text.partition("=")
+        document.data[key] = parse_yaml_value(value)
+        origins[key,] = Origin("override", f"-o {text}")
+    config = structure(cls, evolve(document, origins=origins), manager().registry)
+    values = leaves(to_plain(config, given=False))
+    return LoadedConfig(config, {where: origins.get(where, Origin("default", "default")) for where, _ in values})
+"""
+
 #: A plugin with the kind of config file NAME, whose top level is `Study`, and two optimizers.
-PLUGIN = """
+PLUGIN = (
+    LOADER
+    + """
 from attrs import evolve, frozen
 
 from arb_ternary import hookimpl
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.specs import DocumentSpec, OptimizerSpec
 
@@ -55,13 +82,15 @@ def arb_register_optimizers():
 def arb_register_documents():
     return [DocumentSpec(name="NAME", target="fake_NAME:load", config="fake_NAME:Study", command="arb do")]
 """
+)
 
 #: A plugin that brings one more kind of config file, and nothing else.
-OTHER = """
+OTHER = (
+    LOADER
+    + """
 from attrs import frozen
 
 from arb_ternary import hookimpl
-from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import option
 from arb_ternary.specs import DocumentSpec
 
@@ -81,6 +110,7 @@ def load(path, overrides):
 def arb_register_documents():
     return [DocumentSpec(name="other", target="fake_other:load", config="fake_other:Other", command="arb other")]
 """
+)
 
 
 @pytest.fixture(autouse=True)

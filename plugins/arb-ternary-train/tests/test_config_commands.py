@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 
 from arb_ternary import hookimpl
 from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.loading import load_as
+from arb_ternary_train.config_file import load_as
 from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.specs import DocumentSpec, OptimizerSpec
 from arb_ternary_train.specs import StarterSpec

@@ -13,7 +13,7 @@ from arb_ternary.errors import ConfigError, EnvironmentProblem
 from arb_ternary.specs import load_target
 
 if TYPE_CHECKING:
-    from arb_ternary.config.loading import LoadedConfig
+    from arb_ternary.config.yaml_document import LoadedConfig
 
 _path = click.argument("path", type=click.Path(path_type=Path))
 

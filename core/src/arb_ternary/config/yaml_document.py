@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import yaml
 from attrs import field, frozen
 
 from arb_ternary.config.errors import Fault, Faulty, Origin, Path, raise_faults
 
+T = TypeVar("T")
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _FLOAT = r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
@@ -66,6 +67,22 @@ class Document:
     source: str = ""
     origins: Mapping[Path, Origin] = field(factory=dict)
     faults: tuple[Fault, ...] = ()
+
+
+@frozen(eq=False)
+class LoadedConfig(Generic[T]):
+    """A structured config and where it came from.
+
+    Attributes:
+        origins: where each value of ``to_plain(config)`` came from, by path.
+        source: the file, as the user named it.
+        summary: what it describes, in a few words; empty when there is nothing to say.
+    """
+
+    config: T
+    origins: Mapping[Path, Origin] = field(factory=dict)
+    source: str = ""
+    summary: str = ""
 
 
 def read_yaml(text: str, source: str) -> Document:

@@ -16,7 +16,6 @@ from attrs import define
 from attrs.validators import optional
 
 from arb_ternary.config.errors import Fault, raise_faults
-from arb_ternary.config.loading import load_as
 from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.growth_config import (
@@ -27,6 +26,7 @@ from arb_ternary_progressive.growth_config import (
     at_least_one,
     boolean,
 )
+from arb_ternary_train.config_file import load_as
 
 if TYPE_CHECKING:
     from arb_ternary_text.models.config import DecoderConfig

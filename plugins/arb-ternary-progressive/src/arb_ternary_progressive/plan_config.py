@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 
 from arb_ternary.backends.select import request_backend, select, use_backend
-from arb_ternary.config.loading import read_document
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import build_optimizer
 from arb_ternary.protocols.data import DataSource
@@ -23,6 +22,7 @@ from arb_ternary_progressive.trainer import default_optimizer
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.config_file import read_document
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import autocast_for, resolve_device
 

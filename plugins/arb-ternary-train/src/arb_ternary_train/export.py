@@ -14,7 +14,6 @@ from torch import nn
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import to_plain
-from arb_ternary.config.loading import apply_overrides
 from arb_ternary.config.options import option
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document
@@ -22,6 +21,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary.plugins.manager import manager
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.checkpoint_format import write_tensors
+from arb_ternary_train.config_file import apply_overrides
 from arb_ternary_train.protocols import Exporter
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.specs import ExporterSpec

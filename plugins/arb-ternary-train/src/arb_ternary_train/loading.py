@@ -11,13 +11,13 @@ from attrs import evolve
 from arb_ternary import environment
 from arb_ternary.config.errors import Fault, Faulty, Origin, find_origin, raise_faults
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.config.loading import LoadedConfig, apply_overrides, read_document, set_value, value_origins
 from arb_ternary.config.structure import structure_with_faults
-from arb_ternary.config.yaml_document import Document
+from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
 
@@ -72,7 +72,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     phases = ", ".join(phase.name for phase in resolved.phases)
     summary = f"{resolved.model.name} on {resolved.data.name}, {resolved.optimizer.name}, phases {phases}"
     origins = {**value_origins(resolved, document), **changed}
-    return LoadedConfig(resolved, document.data, origins, document.source, summary)
+    return LoadedConfig(resolved, origins, document.source, summary)
 
 
 def _texts(document: Document, key: str) -> list[str]:

@@ -10,6 +10,7 @@ import arb_run_test_components as components
 import pytest
 from jsonschema import Draft202012Validator
 
+from arb_ternary.config.errors import parse_path
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
 from arb_ternary.errors import ArbError, render
@@ -129,7 +130,7 @@ def test_every_value_says_where_it_comes_from(load: Any, monkeypatch: pytest.Mon
     monkeypatch.setenv("ARB_TERNARY_BACKEND", "triton,torch")
     loaded = load(MINIMAL + "checks: [pure]\n", "phases.0.lr=0.5", "checkpoint.keep=1", "checks.0=pure")
     assert loaded.config.backend == "triton,torch"
-    assert {path: str(loaded.origin(path)) for path in [
+    assert {path: str(loaded.origins[parse_path(path)]) for path in [
         "data", "model.name", "model.width", "model.group_size", "masking", "optimizer.name", "optimizer.lr",
         "phases[0].steps", "phases[0].lr", "checkpoint.every", "checkpoint.keep", "backend", "seed", "checks",
     ]} == {
@@ -166,7 +167,7 @@ def test_the_backend_comes_from_the_command_line_then_the_environment_then_the_f
     if variable is not None:
         monkeypatch.setenv("ARB_TERNARY_BACKEND", variable)
     loaded = load(MINIMAL + "backend: torch\n", *([override] if override else []))
-    assert (loaded.config.backend, str(loaded.origin("backend"))) == expected
+    assert (loaded.config.backend, str(loaded.origins["backend",])) == expected
 
 
 # --- requirements and plugins ----------------------------------------------------------------------------------------
@@ -254,8 +255,8 @@ def test_exact_makes_the_model_integer_and_says_why(load: Any) -> None:
     options = loaded.config.model.options
     assert (options.activations, options.gradients, options.width) == ("int8", "int8", 32)
     assert loaded.config.model.given == {"width"}
-    assert str(loaded.origin("model.activations")) == "exact (demo.yaml:6)"
-    assert str(loaded.origin("model.width")) == "demo.yaml:2"
+    assert str(loaded.origins["model", "activations"]) == "exact (demo.yaml:6)"
+    assert str(loaded.origins["model", "width"]) == "demo.yaml:2"
 
 
 def test_without_exact_the_model_keeps_its_defaults(load: Any) -> None:
@@ -265,7 +266,7 @@ def test_without_exact_the_model_keeps_its_defaults(load: Any) -> None:
 
 def test_exact_with_the_same_option_given_is_no_contradiction(load: Any) -> None:
     loaded = load(MINIMAL.replace("32", "32, activations: int8") + "exact: true\n")
-    assert str(loaded.origin("model.activations")) == "demo.yaml:2"
+    assert str(loaded.origins["model", "activations"]) == "demo.yaml:2"
 
 
 def test_exact_leaves_a_model_without_such_options_alone(load: Any) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from arb_ternary.config.errors import Fault, Faulty, Origin, Path, parse_path, show_path
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.structure import structure
-from arb_ternary.config.yaml_document import Document, parse_yaml_value, read_yaml
+from arb_ternary.config.yaml_document import Document, LoadedConfig, parse_yaml_value, read_yaml
 from arb_ternary.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,28 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DEFAULT = Origin("default", "default")
-
-
-@frozen(eq=False)
-class LoadedConfig(Generic[T]):
-    """A config and where it came from.
-
-    Attributes:
-        raw: the plain values that it was made from, after overrides.
-        origins: where each value of ``to_plain(config)`` came from, by path.
-        source: the file, as the user named it.
-        summary: what it describes, in a few words; empty when there is nothing to say.
-    """
-
-    config: T
-    raw: dict[str, Any]
-    origins: Mapping[Path, Origin] = field(factory=dict)
-    source: str = ""
-    summary: str = ""
-
-    def origin(self, path: str) -> Origin:
-        """Where the value at ``path`` (``"phases[0].steps"``) came from; KeyError when there is no such value."""
-        return self.origins[parse_path(path) or (path,)]
 
 
 def load_as(
@@ -54,7 +32,7 @@ def load_as(
 
     document = apply_overrides(read_document(path), overrides)
     config = structure(cls, document, manager().registry if registry is None else registry)
-    return LoadedConfig(config, document.data, value_origins(config, document), document.source)
+    return LoadedConfig(config, value_origins(config, document), document.source)
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import arb_config_test_components as components
+import arb_study_test_components as components
 import pytest
 
-from arb_ternary.config.loading import load_as, read_document
+from arb_ternary.config.errors import parse_path
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, render
+from arb_ternary_train.config_file import load_as, read_document
 
 MINIMAL = """\
 data: letters
@@ -156,7 +157,7 @@ def test_a_folder_is_not_a_config(in_tmp: Path) -> None:
 
 def test_every_value_says_where_it_comes_from(load: Any) -> None:
     loaded = load(MINIMAL + "rules: [pure]\n", "phases.0.lr=0.5", "saving.keep=1", "rules.0=pure")
-    assert {path: str(loaded.origin(path)) for path in [
+    assert {path: str(loaded.origins[parse_path(path)]) for path in [
         "data", "model.name", "model.width", "model.heads", "masking", "optimizer.name", "optimizer.lr",
         "phases[0].steps", "phases[0].lr", "saving.every", "saving.keep", "seed", "rules",
     ]} == {
@@ -176,11 +177,6 @@ def test_every_value_says_where_it_comes_from(load: Any) -> None:
     }  # fmt: skip
 
 
-def test_asking_for_the_origin_of_nothing_is_a_key_error(load: Any) -> None:
-    with pytest.raises(KeyError):
-        load(MINIMAL).origin("model.widht")
-
-
 # --- other classes ---------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +185,7 @@ def test_any_config_class_can_be_the_top_level_of_a_file(in_tmp: Path, registry:
     loaded = load_as(components.Wrapper, "wrapper.yml", ["limits.3=0.5"], registry=registry)
     assert loaded.config.inner.name == "sgd"
     assert loaded.config.limits == {3: 0.5}
-    assert str(loaded.origin("inner")) == "wrapper.yml:1"
+    assert str(loaded.origins["inner",]) == "wrapper.yml:1"
 
 
 def test_an_absent_component_in_any_config_class_exits_with_3(in_tmp: Path, registry: Any) -> None:
