@@ -45,12 +45,14 @@ class Trainable:
         floats: float parameters with ``requires_grad``.
         stored: modules that keep integer weights in a format of their own and are not frozen.
         idle: kinds of parts that the model has and that are all frozen now, so that there is nothing of the kind above.
+        later: kinds of parts that the run will add to the model; an optimizer of them is made anew then.
     """
 
     ternary: Mapping[str, TernaryModule] = field(factory=dict)
     floats: Mapping[str, nn.Parameter] = field(factory=dict)
     stored: Mapping[str, StoredWeights] = field(factory=dict)
     idle: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ import attrs
 from attrs import frozen
 
 from arb_ternary.config.options import non_negative, option, optional, positive
+from arb_ternary.specs import TrainedPart
 from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.precision import AmpName
@@ -80,6 +81,24 @@ class ProgressivePhaseConfig(GrowthConfig):
         for key, message in self.contradictions():
             raise ValueError(f"'{key}': {message}")
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
+
+    def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
+        """See :class:`arb_ternary_train.protocols.AddsParts`.
+
+        Without ``new_stack_precision`` a new stack has what the model has already.
+        """
+        adapters: TrainedPart = "ternary" if self.adapter_dtype == "ternary" else "float"
+        found: set[TrainedPart] = {adapters} if self.qlora_enabled else set()
+        if self.target_stacks > 1:
+            stored: dict[str | None, TrainedPart] = {
+                "full": "float", "half": "float", "bfloat16": "float", "ternary": "ternary", "qlora": adapters
+            }  # fmt: skip
+            if self.new_stack_precision in stored:
+                found.add(stored[self.new_stack_precision])
+            # In a frozen trunk the second adapters learn only after the phase.
+            if self.progressive_qlora and (self.trunk_strategy == "qlora" or not self.enabled or followed):
+                found.add(adapters)
+        return frozenset(found)
 
     def loop_options(self, steps: int) -> LoopOptions:
         """The options of the training loop of one stack, of so many optimizer steps.

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from torch.optim import Optimizer
 
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import build_optimizer
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.protocols.data import DataSource
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import StackWiseConfig
@@ -20,6 +21,7 @@ from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import read_document
@@ -82,6 +84,10 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         )
         return builder
 
+    def make_optimizer(trainable: Trainable) -> Optimizer:
+        later = parts_added_by(config.phases[config.phases.index(phase) :])
+        return build_optimizer("optimizer", config.optimizer, attrs.evolve(trainable, later=later))
+
     windows = data.samples_per_epoch(options.block_size)
     cache = None
     if options.cache_activations:
@@ -92,7 +98,7 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
             make_builder,
             options,
             [layers, *[new] * (options.target_stacks - 1)],
-            make_optimizer=lambda trainable: build_optimizer("optimizer", config.optimizer, trainable),
+            make_optimizer=make_optimizer,
             batch_size=options.batch_size,
             block_size=options.block_size,
             cache=cache,

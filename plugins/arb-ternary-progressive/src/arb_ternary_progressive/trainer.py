@@ -201,9 +201,7 @@ class ProgressiveTrainer:
             eval_every=0,
         )
 
-    def _context(
-        self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: ProgressivePhase
-    ) -> TrainingContext:
+    def _context(self, builder: ProgressiveRackBuilder, dataloader: Iterable[Any], phase: _Phase) -> TrainingContext:
         """The run that the phase takes part in: in memory, but for its checkpoints."""
         training, rack = self.config.training, builder.build_rack()
         masking = TimeStepMasking(self.config, final_depth=phase.config.target_stacks)
@@ -216,7 +214,7 @@ class ProgressiveTrainer:
             model=_given(ModelSpec, "rack", lambda _: rack),
             masking=_given(MaskingSpec, "time_step", lambda: objective),
             optimizer=_given(OptimizerSpec, "optimizer", make, accepts={"ternary", "float", "stored"}),
-            phases=(_given(PhaseSpec, "progressive", lambda: phase),),
+            phases=(_given(PhaseSpec, "progressive", phase),),
             checkpoint=self.checkpoints,
         )
         checkpointer = _NoCheckpoints if self.store is None else Checkpointer
@@ -260,6 +258,11 @@ class _Phase(ProgressivePhase):
         super().__init__(config)
         self._given = builder
         self._trainer = trainer
+        self.added_parts = config.added_parts
+
+    def __call__(self) -> _Phase:
+        """The factory of itself: it stands for its options in the run's config."""
+        return self
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         return self._given

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,6 +19,7 @@ from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase, PhaseResult
 from arb_ternary_train import hookspecs
+from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
@@ -123,7 +124,8 @@ class TrainingContext:
         Raises:
             ConfigError: the model has parts that the optimizer cannot train.
         """
-        trainable = collect_trainable(self.model)
+        later = parts_added_by(self.config.phases[self.phase_index :])
+        trainable = evolve(collect_trainable(self.model), later=later)
         if not trainable.parts:
             raise ConfigError("model: nothing in it can be trained; every part is frozen")
         self.optimizer = build_optimizer("optimizer", self.config.optimizer, trainable)

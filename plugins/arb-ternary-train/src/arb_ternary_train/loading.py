@@ -16,6 +16,7 @@ from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
+from arb_ternary_train.added_parts import refused_parts
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
 from arb_ternary_train.exact import contradictions, make_exact
@@ -66,6 +67,8 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         resolved = make_exact(config, exact)
     except Faulty as error:
         raise_faults(error.faults, document.origins, document.source)
+    if refused := refused_parts(resolved):
+        raise_faults(refused, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({exact})")
     changed = {path: derived for path, value in leaves(to_plain(resolved)) if before[path] != value}

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from arb_ternary.specs import TrainedPart
+
 __all__ = [
     "ActivationCheckpointing",
+    "AddsParts",
     "Attachments",
     "Baselines",
     "CarriesState",
@@ -131,3 +134,12 @@ class Attachments(Protocol):
 
     def attachments(self) -> Mapping[str, Any]:
         """Plain JSON by name; the run keeps each as ``<name>.json``, and exporters are given all."""
+
+
+@runtime_checkable
+class AddsParts(Protocol):
+    """Options of a phase that adds parts to the model."""
+
+    def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
+        """Kinds of the added parts that are to be trained, by this phase or, if it is ``followed``, by another."""
+        ...

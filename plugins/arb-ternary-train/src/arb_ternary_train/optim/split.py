@@ -26,7 +26,9 @@ class SplitConfig:
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
-    """Factory of the optimizer ``split``. A part of which the model has everything frozen now is left out.
+    """Factory of the optimizer ``split``.
+
+    A part of which the model has everything frozen now, or will have something only later in the run, is left out.
 
     Raises:
         ConfigError: the model lacks one of the two parts, there is nothing to train in either, or a part has what its
@@ -37,7 +39,7 @@ def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
         ("ternary", config.ternary, evolve(trainable, floats={}), {"ternary", "stored"}),
         ("float", config.float, evolve(trainable, ternary={}, stored={}), {"float"}),
     ):
-        if not part.parts and trainable.idle & kinds and trainable.parts:
+        if not part.parts and (trainable.idle | trainable.later) & kinds and trainable.parts:
             continue
         if not part.parts:
             raise ConfigError(

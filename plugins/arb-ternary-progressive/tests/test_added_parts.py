@@ -1,0 +1,161 @@
+"""Parts that a stack brings and the model did not have: the optimizer is known to fit before the run begins."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.cli.main import main
+from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary_progressive.builder import ProgressiveRackBuilder
+from arb_ternary_progressive.config import StackWiseConfig
+from arb_ternary_progressive.growth import Stage, release
+from arb_ternary_progressive.growth_config import PRECISIONS
+from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
+from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_progressive.trainer import ProgressiveTrainer
+from arb_ternary_testing.component import make_choice
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+
+SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "max_length": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "ternary": {**SMALL, "group_size": 32},
+    "float": {**SMALL, "float_parts": ["embedding", "head", "norms", "linears"]},
+}
+SPLIT = {"name": "split", "ternary": "scaled_votes", "float": {"name": "adamw", "lr": 0.01}}
+ADAPTERS: list[dict[str, Any]] = [
+    {},
+    {"qlora_enabled": True},
+    {"progressive_qlora": True},
+    {"progressive_qlora": True, "trunk_strategy": "qlora"},
+    {"progressive_qlora": True, "enabled": False},
+]
+GROWTHS: list[dict[str, Any]] = [
+    {"new_stack_precision": precision, **adapters, **({"adapter_dtype": dtype} if adapters else {})}
+    for precision, adapters, dtype in product((None, *PRECISIONS), ADAPTERS, ("float32", "ternary"))
+    if (adapters or dtype == "float32") and (precision != "nvfp4" or "qlora_enabled" in adapters)
+]
+
+
+def named(options: dict[str, Any]) -> str:
+    return "-".join(f"{key}={value}" for key, value in options.items())
+
+
+@pytest.mark.parametrize("target", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("options", GROWTHS, ids=named)
+def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, Any], model: str, target: int) -> None:
+    config = ProgressivePhaseConfig(target_stacks=target, qlora_rank=2, progressive_qlora_rank=2, **options)
+    decoder = Decoder(DecoderConfig(**MODELS[model]), 32)
+    native = set(collect_trainable(decoder).parts)
+    builder = ProgressiveRackBuilder.from_decoder(decoder, config)
+    rack = builder.build_rack()
+    learned: set[str] = set()
+    for index in range(target):
+        if index:
+            builder.add_stack()
+        if config.enabled or index == target - 1:
+            _ = Stage.enter(builder, config.trunk_strategy) if config.enabled else Stage.whole(rack)
+            learned |= set(collect_trainable(rack).parts)
+    assert native | config.added_parts(followed=False) == native | learned
+    assert config.added_parts(followed=False) <= learned
+    release(rack)
+    assert native | config.added_parts(followed=True) == native | set(collect_trainable(rack).parts)
+
+
+def write(folder: Path, model: str, optimizer: Any, growth: dict[str, Any], before: tuple[Any, ...] = ()) -> Path:
+    text = folder / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 30)
+    brief = {"batch_size": 2, "block_size": 8, "eval_every": 0}
+    phase = {"name": "progressive", "target_stacks": 2, "steps_per_stack": 2, **brief, "qlora_rank": 2, **growth}
+    config = {
+        "name": "later",
+        "backend": "torch",
+        "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
+        "model": {"name": "decoder", **MODELS[model]},
+        "optimizer": optimizer,
+        "checkpoint": {"every": 1, "keep": 9},
+        "phases": [*({"name": each, "steps": 1, **brief} for each in before), phase],
+    }
+    path = folder / "later.yaml"
+    path.write_text(dump_yaml(config))
+    return path
+
+
+LATER = [
+    ("ternary", {"new_stack_precision": "full"}),
+    ("ternary", {"new_stack_precision": "half"}),
+    ("ternary", {"trunk_strategy": "qlora", "progressive_qlora": True}),
+    ("ternary", {"new_stack_precision": "qlora", "building_mode": "prepend"}),
+    ("float", {"new_stack_precision": "ternary"}),
+    ("float", {"new_stack_precision": "qlora", "qlora_base": "ternary", "adapter_dtype": "ternary"}),
+]
+
+
+@pytest.mark.parametrize(("model", "growth"), LATER, ids=[f"{model}-{named(growth)}" for model, growth in LATER])
+def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are_there(
+    model: str, growth: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path, model, SPLIT, growth)
+    assert len(plan_file(path)) == 2
+    train(load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent))
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert [each.name[-1] for each in checkpoints] == ["1", "2", "3", "4"]
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for each in checkpoints[1:]:
+        shutil.rmtree(tmp_path / "again" / "checkpoints" / each.name)
+    first = tmp_path / "again" / "checkpoints" / checkpoints[0].name
+    train(load_config(path).config, RunRequest(resume=str(first), reporter=Silent))
+    for name in ("model.safetensors", "state.safetensors"):
+        ends = [(tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("run", "again")]
+        assert ends[0] == ends[1], name
+    for exporter in ("safetensors", "merged"):
+        command = ["export", str(tmp_path / "run"), str(tmp_path / f"{exporter}.safetensors"), "--to", exporter]
+        assert main(command) == 0
+
+
+def test_split_leaves_a_part_out_in_a_phase_before_the_one_that_adds_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "ternary", SPLIT, {"new_stack_precision": "full"}, before=("standard",))
+    report = train(load_config(path).config, RunRequest(directory=tmp_path / "run", reporter=Silent))
+    assert report.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "where", "part", "growth"),
+    [
+        ("ternary", "scaled_votes", "optimizer", "float", {"new_stack_precision": "full"}),
+        ("ternary", "scaled_votes", "optimizer", "float", {"trunk_strategy": "qlora", "progressive_qlora": True}),
+        ("float", "adamw", "optimizer", "ternary", {"new_stack_precision": "ternary"}),
+        ("float", {**SPLIT, "ternary": "adamw"}, "optimizer.ternary", "ternary", {"new_stack_precision": "ternary"}),
+        ("ternary", {**SPLIT, "float": "sign_votes"}, "optimizer.float", "float", {"new_stack_precision": "half"}),
+    ],
+)
+def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_config(
+    model: str, optimizer: Any, where: str, part: str, growth: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path, model, optimizer, growth)
+    with pytest.raises(ConfigError, match=rf"{where}: '\w+' cannot train {part} parts, and phases\[0\] adds"):
+        load_config(path)
+
+
+def test_an_optimizer_made_in_python_leaves_out_what_comes_later() -> None:
+    config = StackWiseConfig()
+    config.model.d_model, config.model.vocab_size, config.model.n_heads = 16, 32, 2
+    progressive = config.training.progressive
+    progressive.blocks_per_stack, progressive.new_stack_precision = 1, "ternary"
+    progressive.trunk_strategy, progressive.progressive_qlora = "qlora", True
+    config.training.steps_per_stack = 1
+    choice = make_choice("optimizer", "split")
+    trainer = ProgressiveTrainer(config, make_optimizer=choice.build)
+    batches = [{"input_ids": [[1, 2, 3, 4, 5, 6, 7, 8]]}]
+    assert len(trainer.train_rack(ProgressiveRackBuilder(config), batches, 2)) == 2
