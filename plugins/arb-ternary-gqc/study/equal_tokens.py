@@ -35,6 +35,7 @@ from arb_ternary.protocols.data import BatchRequest, MaskContext
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.evaluate import evaluate, masked_loss
+from arb_ternary_train.config_file import read_document
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator
@@ -59,7 +60,7 @@ def trials(arm: str) -> Iterator[tuple[float, float]]:
 
 def overrides(kind: str, arm: str, setting: float, rate: float, count: int, unit: float) -> list[str]:
     """What makes the base config of ``kind`` that of a trial."""
-    plain = load_config(HERE / f"{kind}.yaml").raw["optimizer"]
+    plain = read_document(HERE / f"{kind}.yaml").data["optimizer"]
     parts = [plain] if kind == "float" else [plain["ternary"], plain["float"]]
     for part in parts:
         part["lr"] = part["lr"] * rate

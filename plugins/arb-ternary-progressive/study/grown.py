@@ -34,7 +34,7 @@ from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_text.data.sampler import window_count
 from arb_ternary_text.data.shakespeare import load_text
-from arb_ternary_train.loading import load_config
+from arb_ternary_train.config_file import read_document
 from arb_ternary_train.metrics import read_metrics
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ POINTS = 200
 
 def overrides(kind: str, arm: str, rate: float, stacks: int, steps: int) -> list[str]:
     """What makes the base config of ``kind`` that of a run of ``stacks`` stacks, of ``steps`` steps each."""
-    plain = load_config(HERE / f"{kind}.yaml").raw["optimizer"]
+    plain = read_document(HERE / f"{kind}.yaml").data["optimizer"]
     for part in [plain] if kind == "float" else [plain["ternary"], plain["float"]]:
         part["lr"] = part["lr"] * rate
     phase: dict[str, Any] = {"batch_size": BATCH, "block_size": BLOCK, "eval_every": 10**9, "log_every": 1000}

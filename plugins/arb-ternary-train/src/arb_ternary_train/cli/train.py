@@ -47,7 +47,7 @@ def train(
     from arb_ternary_train.runner import train as run
 
     loaded = load_config(config, overrides)
-    if backend is None and loaded.origin("backend").kind == "override":
+    if backend is None and loaded.origins["backend",].kind == "override":
         backend = loaded.config.backend  # -o is the command line too, and goes before the environment
     report = run(loaded.config, RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend))
     if as_json:
