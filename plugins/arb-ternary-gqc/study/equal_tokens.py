@@ -34,8 +34,8 @@ from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import BatchRequest, MaskContext
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_train.build import build_parts
-from arb_ternary_train.evaluate import evaluate, masked_loss
 from arb_ternary_train.config_file import read_document
+from arb_ternary_train.evaluate import evaluate, masked_loss
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator
