@@ -259,8 +259,11 @@ def test_a_gradient_with_nan_is_not_counted_as_a_draw_and_the_inner_policy_never
     wrapper = gqc.ScheduledBatch(INNER["signgsd"](model), 1, 3)
     decisions = []
     for seed in range(4):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
         backward(model, seed, float("nan") if seed == 1 else 1.0)
         decisions.append(wrapper.step())
+        if seed == 1:
+            assert [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])] == []
     assert decisions == [False, False, False, True]
     assert wrapper.statistics()["dropped"] == 1
     squares = sum(float((gradient(layer(), seed) ** 2).sum()) for seed in (0, 2, 3))

@@ -12,11 +12,12 @@ from torch import nn
 from arb_ternary import TernaryLinear, audit
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, collect_trainable
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd import NanGradientError, SignGSD
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import JoinedSignGSD, build
 from arb_ternary_signgsd.ternary import TernarySignGSD, decay_votes
-from arb_ternary_votes.sign_votes import SignVotesConfig
+from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 
 
 class Mixed(nn.Module):
@@ -181,18 +182,38 @@ def test_policy_skip_drops_the_step_of_both_parts_and_the_next_step_is_taken(whe
     model = Mixed()
     config = SignGSDConfig(nan_policy="skip", votes=SignVotesConfig(accum_threshold=1))
     optimizer = build(config, collect_trainable(model))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     backward(model)
+    assert not torch.equal(model.middle.votes, before["middle.votes"])
     if where == "float":
         model.last.bias.grad.fill_(float("nan"))
     else:
         model.middle(torch.randn(3, 40)).backward(torch.full((3, 8), float("nan")))
-    before = snapshot(model)
     outcome = optimizer.step()
     assert (outcome.stepped, outcome.skipped) == (False, True)
-    assert_same(before, snapshot(model))
+    assert_same(before, model.state_dict())
+    assert not model.middle.stats.any()
     backward(model, 1)
     assert optimizer.step().stepped
     assert not torch.equal(model.first.weight, before["first.weight"])
+
+
+@pytest.mark.parametrize("first", ["ternary", "float"])
+def test_a_joined_optimizer_of_any_order_keeps_both_parts_still_where_the_float_part_skips(first: str) -> None:
+    model = Mixed()
+    floats = SignGSD([p for p in model.parameters() if p.requires_grad], nan_policy="skip")
+    parts: dict[str, torch.optim.Optimizer] = {
+        "ternary": SignVotes({"middle": model.middle}, accum_threshold=1),
+        "float": floats,
+    }
+    optimizer = JoinedOptimizer(parts if first == "ternary" else dict(reversed(parts.items())))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    backward(model)
+    model.last.bias.grad.fill_(float("nan"))
+    outcome = optimizer.step()
+    assert (outcome.stepped, outcome.skipped) == (False, True)
+    assert_same(before, model.state_dict())
+    assert model.first.weight.grad is None
 
 
 def test_policy_zero_lets_nan_cast_no_vote() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from arb_ternary import TernaryLinear
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_text.data.source import StreamSource
@@ -20,6 +23,7 @@ from arb_ternary_text.data.tokenizers import IdTokenizer
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.step_report import StepReport
+from arb_ternary_votes.sign_votes import SignVotes
 
 VOCABULARY = 7
 
@@ -385,3 +389,72 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
     for _, ids, inputs in seen:
         for row, sample in enumerate(ids.tolist()):
             assert inputs[row].tolist() == context.data.train[4 * sample + 1 : 4 * sample + 5].tolist()
+
+
+class TernaryNet(nn.Module):
+    """A bigram model whose table is ternary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.table = TernaryLinear(16, VOCABULARY, group_size=32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.table(self.embed(tokens))
+        return logits
+
+
+def ternary_loop(monkeypatch: pytest.MonkeyPatch, overflows: tuple[int, ...]) -> tuple[TrainingLoop, TernaryNet]:
+    """With a scaler, and gradients that overflow at some micro-batches; two of them make a step."""
+    from arb_ternary_train import loop as module
+
+    monkeypatch.setattr(module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0))
+    model, calls = TernaryNet(), iter(range(1, 100))
+    context = Context(model, lambda _: None)
+    context.make_optimizer = lambda: JoinedOptimizer(  # type: ignore[method-assign]
+        {"ternary": SignVotes({"table": model.table}), "float": torch.optim.SGD(model.embed.parameters(), lr=0.1)}
+    )
+    model.embed.weight.register_hook(lambda gradient: gradient * (math.inf if next(calls) in overflows else 1.0))
+    options: Any = {"batch_size": 4, "block_size": 5, "gradient_accumulation_steps": 2, "lr_schedule": "constant"}
+    return TrainingLoop(context, LoopOptions(steps=20, **options), "phase 0"), model  # type: ignore[arg-type]
+
+
+def test_a_step_that_the_scaler_drops_takes_its_votes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, model = ternary_loop(monkeypatch, (4,))
+    step(loop)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    loop.train_micro_batch()
+    assert not torch.equal(model.table.votes, before["table.votes"])
+    loop.train_micro_batch()
+    assert (loop.step, loop.skipped) == (1, 1)
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])] == []
+    assert step(loop).step == 2
+
+
+def test_votes_are_dropped_with_their_step_also_where_it_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for resumed in (False, True):
+        loop, model = ternary_loop(monkeypatch, (4,))
+        for _ in range(3):
+            loop.train_micro_batch()
+        if resumed:
+            state, weights = copy.deepcopy(loop.state_dict()), copy.deepcopy(model.state_dict())
+            loop, model = ternary_loop(monkeypatch, (1,))
+            model.load_state_dict(weights)
+            loop.load_state_dict(state)
+        loop.train_micro_batch()
+        assert loop.skipped == 1
+        ends.append(model.state_dict())
+    assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
+
+
+def test_without_a_scaler_no_accumulators_are_kept_for_undoing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arb_ternary_train import loop as module
+
+    assert ternary_loop(monkeypatch, ())[1].table.undoable
+    monkeypatch.setattr(module, "scaler_for", lambda *_: None)
+    context = Context(TernaryNet(), lambda _: None)
+    context.make_optimizer = lambda: SignVotes({"table": context.model.table})  # type: ignore[method-assign,dict-item]
+    TrainingLoop(context, LoopOptions(steps=1, batch_size=4, block_size=5), "phase 0")  # type: ignore[arg-type,call-arg]
+    assert not context.model.table.undoable  # type: ignore[union-attr]

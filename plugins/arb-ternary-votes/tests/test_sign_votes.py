@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arb_ternary import TernaryEmbedding, TernaryLinear, configure_ternary_training, ternary_update
+from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm, configure_ternary_training, ternary_update
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig, effective_threshold
 
 
@@ -218,6 +219,109 @@ def test_a_non_finite_loss_or_signal_leaves_every_buffer_bit_identical(bad: floa
     assert (outcome.stepped, outcome.skipped, optimizer.skipped_updates) == (False, True, 1)
     for name, buffer in layer.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    found = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for name, module in model.named_modules():
+        if isinstance(module, TernaryModule):
+            found[f"{name}.stats"] = module.stats.clone()
+    return found
+
+
+def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
+    assert [name for name, tensor in everything(model).items() if not torch.equal(tensor, before[name])] == []
+
+
+@pytest.mark.parametrize("where", ["loss", "component", "signal", "step", "closure"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_skip_behind_a_backward_leaves_everything_as_before_it_and_the_next_update_runs(
+    where: str, micro_batches: int
+) -> None:
+    model = nn.Sequential(
+        TernaryEmbedding(32, 16, scale_rule="correlation"),
+        TernaryRMSNorm(16),
+        TernaryLinear(16, 8, bias=True, activations="float"),
+    )
+    optimizer = SignVotes({name: m for name, m in model.named_modules() if isinstance(m, TernaryModule)})
+    ids = torch.arange(4)
+    for _ in range(2):
+        ternary_update(model, optimizer, model(ids).square().sum())
+    before, nan = everything(model), float("nan")
+    for _ in range(micro_batches - 1):
+        model(ids).square().sum().backward()
+
+    def closure() -> Tensor:
+        loss = model(ids).square().sum() * (nan if where in ("loss", "closure") else math.inf)
+        loss.backward(retain_graph=True)
+        return loss.detach() * 0 + (nan if where == "closure" else 1)
+
+    if where == "closure":
+        outcome = optimizer.step(closure)
+    else:
+        loss = closure()
+        assert not torch.equal(model[2].control, before["2.control"])
+        if where == "step":
+            outcome = optimizer.step(loss_signal=nan)
+        else:
+            outcome = ternary_update(
+                model,
+                optimizer,
+                loss * nan if where == "loss" else loss,
+                loss_components={"extra": loss * nan} if where == "component" else None,
+                loss_signal=nan if where == "signal" else None,
+            )
+    assert (outcome.stepped, outcome.skipped, optimizer.skipped_updates) == (False, True, 1)
+    assert_unchanged(model, before)
+    x = model[0](ids).detach().requires_grad_()
+    assert ternary_update(model, optimizer, model[2](x).square().sum()).stepped
+    assert x.grad is not None
+    assert not torch.equal(model[2].votes, before["2.votes"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_votes_of_a_skipped_update_go_also_where_a_module_is_used_twice_or_saturated(shared: bool) -> None:
+    layer = TernaryLinear(16, 16, group_size=32)
+    layer.set_votes(torch.full((16, 16), -128, dtype=torch.int8))
+    layer.votes[::2] = 127
+    optimizer = SignVotes({"layer": layer})
+    before = everything(layer)
+    x = layer(torch.randn(4, 16))
+    (layer(x) if shared else x).sum().backward()
+    assert not torch.equal(layer.votes, before["votes"])
+    optimizer.skip_update()
+    assert_unchanged(layer, before)
+
+
+def test_the_accumulators_are_copied_in_a_backward_by_hand_alone() -> None:
+    layer, optimizer = layer_and_optimizer()
+    x = torch.randn(4, 16)
+    loss = layer(x).sum()
+    assert layer.kept_votes is None
+    loss.backward()
+    assert layer.kept_votes is not None
+    assert torch.equal(layer.kept_votes["votes"], torch.zeros_like(layer.votes))
+    optimizer.step()
+    assert layer.kept_votes is None
+    kept: list[object] = []
+    x.requires_grad_().register_hook(lambda _: kept.append(layer.kept_votes))
+    ternary_update(layer, optimizer, layer(x).sum())  # it has seen that the loss is finite
+    assert kept == [{}]
+    layer.undoable = False
+    layer(x).sum().backward()
+    assert layer.kept_votes is None
+
+
+@pytest.mark.slow
+def test_votes_of_a_skipped_update_of_a_compiled_model_go_too() -> None:
+    layer, optimizer = layer_and_optimizer()
+    before = everything(layer)
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        run(torch.randn(4, 16)).sum().backward()
+    assert not torch.equal(layer.votes, before["votes"])
+    optimizer.step(loss_signal=math.nan)
+    assert_unchanged(layer, before)
 
 
 def test_groups_follow_a_module_that_changes_its_device_or_backend() -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Joins",
     "KeepsOutcome",
     "MayDefer",
+    "MayRefuse",
     "PlansState",
     "StepOutcome",
     "TakesLossSignal",
@@ -32,6 +33,7 @@ __all__ = [
     "collect_trainable",
     "copied_attributes",
     "inner_optimizers",
+    "may_refuse",
     "takes_loss_signal",
 ]
 
@@ -110,6 +112,14 @@ class MayDefer(Protocol):
 
 
 @runtime_checkable
+class MayRefuse(Protocol):
+    """An optimizer whose ``step`` may skip an update because of its gradients, while ``refuses``."""
+
+    @property
+    def refuses(self) -> bool: ...
+
+
+@runtime_checkable
 class TakesLossSignal(Protocol):
     """An optimizer whose ``step`` takes ``loss_signal``, the mean loss since the last call, while it says so."""
 
@@ -140,6 +150,11 @@ def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
         inside.append(optimizer.inner)
     for each in inside:
         yield from inner_optimizers(each)
+
+
+def may_refuse(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer``, or one inside it, may skip an update after backward; see :class:`MayRefuse`."""
+    return any(isinstance(part, MayRefuse) and part.refuses for part in inner_optimizers(optimizer))
 
 
 def takes_loss_signal(optimizer: Optimizer) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.counters.hashing import MICRO, STEP
-from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, takes_loss_signal
+from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, may_refuse, takes_loss_signal
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 
@@ -76,9 +76,7 @@ class TernaryOptimizer(Optimizer):
     ) -> StepOutcome:
         """Apply the votes cast since the last step.
 
-        A loss (from ``closure``) or ``loss_signal`` that is not finite skips the update: no flip, no exponent move.
-        ``closure`` runs backward, so a non-finite loss is better kept from casting votes at all: see
-        :func:`arb_ternary.ternary_update`.
+        A loss (from ``closure``) or ``loss_signal`` that is not finite skips the update; see :meth:`skip_update`.
         """
         loss = None
         if closure is not None:
@@ -100,8 +98,13 @@ class TernaryOptimizer(Optimizer):
             for module in modules:
                 module.control[STEP] += 1
                 module.control[MICRO] = 0
+                module.take_votes()
         self.updates += 1
         return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flips, exponent_moves=moves)
+
+    def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
+        """Whether a step now would not be skipped."""
+        return is_finite(loss_signal)
 
     def defer_step(self) -> None:
         """Hear that the votes so far are kept for a step with more micro-batches; called by what puts steps off.
@@ -110,9 +113,11 @@ class TernaryOptimizer(Optimizer):
         """
 
     def skip_update(self) -> StepOutcome:
-        """Drop an update: count it, drop its gradients, and leave every buffer as it is."""
+        """Drop an update and count it: gradients go, and the modules are as they were before it cast any votes."""
         self.skipped_updates += 1
         self.zero_grad()
+        for module in self.modules:
+            module.undo_votes()
         return StepOutcome(stepped=False, skipped=True)
 
     def gradient_norm(self) -> float:
@@ -168,16 +173,24 @@ class JoinedOptimizer(Optimizer):
     ) -> StepOutcome:
         """Step every part; keyword arguments (``loss_signal``) go to the parts of ternary modules.
 
-        When a part skips its update because of a non-finite signal, no later part steps either.
+        Where a part skips its update, none steps: those that have a method ``may_step`` are asked first.
         """
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                closure()
-        outcomes = []
+                loss = closure()
+        if not is_finite(loss):
+            return self.skip_update()
+        outcomes: list[StepOutcome] = []
+        for index, part in enumerate(self.parts.values()):
+            ask = getattr(part, "may_step", None)
+            # The first part looks at its own gradients before it moves.
+            if index and ask is not None and not ask(**(signals if _is_ternary(part) else {})):
+                return self.skip_update()
         for part in self.parts.values():
             outcome = as_outcome(part.step(**signals) if _is_ternary(part) else part.step(), part)
             if outcome.skipped:
-                self.zero_grad()
+                self.skip_update(but=part)
                 return outcome
             outcomes.append(outcome)
         norms = [outcome.grad_norm for outcome in outcomes if outcome.grad_norm is not None]
@@ -189,6 +202,15 @@ class JoinedOptimizer(Optimizer):
             exponent_moves=sum(outcome.exponent_moves for outcome in outcomes),
             statistics={key: value for outcome in outcomes for key, value in outcome.statistics.items()},
         )
+
+    def skip_update(self, but: Optimizer | None = None) -> StepOutcome:
+        """Drop an update in every part; ``but`` one that has dropped it already."""
+        for part in self.parts.values():
+            if part is but or not isinstance(part, TernaryOptimizer):
+                part.zero_grad()
+            else:
+                part.skip_update()
+        return StepOutcome(stepped=False, skipped=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients and working statistics of every part."""
@@ -219,7 +241,7 @@ def _is_ternary(part: Optimizer) -> bool:
 
 def ternary_update(
     model: nn.Module,
-    optimizer: TernaryOptimizer,
+    optimizer: TernaryOptimizer | JoinedOptimizer,
     loss: Tensor | None = None,
     *,
     loss_signal: Tensor | float | None = None,
@@ -234,9 +256,9 @@ def ternary_update(
         loss_signal: scalar that modulates the vote threshold; it is detached and never carries a graph.
         loss_components: named scalar losses, summed into the loss.
 
-    A loss, component or signal that is not finite skips the whole update before anything is touched: every buffer stays
-    bit-identical, and the optimizer counts the skip. If the caller has already run backward from such a loss, the votes
-    that it cast cannot be told from earlier ones; pass the loss here before running backward to keep them out.
+    A loss, component or signal that is not finite skips the whole update: every buffer is bit-identical to what it was
+    before the forward pass, also if the caller has already run backward, and the optimizer counts the skip. A loss that
+    is passed here before running backward saves the copy of the accumulators that this takes.
     """
     terms = [*([] if loss is None else [loss]), *(loss_components or {}).values()]
     if not terms:
@@ -244,7 +266,10 @@ def ternary_update(
     signal = loss_signal.detach() if isinstance(loss_signal, Tensor) else loss_signal
     if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
         return optimizer.skip_update()
-    if not any(int(module.control[MICRO]) > 0 for _, module in ternary_modules(model)):
+    modules = ternary_modules(model)
+    if not any(int(module.control[MICRO]) > 0 for _, module in modules):
+        for _, module in () if may_refuse(optimizer) else modules:
+            module.take_votes(ahead=True)
         total = terms[0]
         for term in terms[1:]:
             total = total + term

@@ -179,6 +179,7 @@ class TernaryModule(VoteMemory):
     @torch.no_grad()
     def set_votes(self, votes: Tensor) -> None:
         """Replace the accumulators by int8 ``[N, K]`` that fit their bits."""
+        self.take_votes()
         self.votes.copy_(pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits))
 
     def set_backend(self, name: str) -> None:
@@ -192,6 +193,7 @@ class TernaryModule(VoteMemory):
     def _repack(self, name: str) -> None:
         if name == self.backend:
             return
+        self.take_votes()
         trits, votes = self.trits(), self.logical_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
@@ -221,13 +223,19 @@ class TernaryModule(VoteMemory):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         flat = x.reshape(-1, self.shape.in_features)
-        y_MN, _, _ = ops.linear(flat, self.vote_anchor(), bias, *self.vote_state(), activations, self.gradients)
+        anchor = self.vote_anchor()
+        y_MN, _, _ = ops.linear(flat, anchor, bias, *self.vote_state(), activations, self.gradients)
+        if anchor is not None and self.undoable:
+            self.keep_before_votes(y_MN)
         y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
         return y
 
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""
-        rows: Tensor = ops.embedding(ids, self.vote_anchor(), *self.vote_state(), dtype, self.gradients)
+        anchor = self.vote_anchor()
+        rows: Tensor = ops.embedding(ids, anchor, *self.vote_state(), dtype, self.gradients)
+        if anchor is not None and self.undoable:
+            self.keep_before_votes(rows)
         return rows
 
     def vote_state(self) -> VoteState:
@@ -291,6 +299,7 @@ class TernaryModule(VoteMemory):
         destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+        self.take_votes()
         converted = dict(state_dict)
         weight, votes = prefix + "weight", prefix + "votes"
         if weight in converted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
+#: What casting votes changes of a module.
+_CAST: Final = ("votes", "exponent_votes", "bias_votes", "correlation", "steps", "control", "stats", "magnitudes")
 
 
 class VoteMemory(nn.Module):
@@ -29,6 +31,12 @@ class VoteMemory(nn.Module):
     magnitudes: Tensor | None
     vote_scale: Tensor | None
     vote_limits: Tensor
+
+    #: Whether the first backward pass of a step keeps what its votes change, so that :meth:`undo_votes` can drop them.
+    #: It costs a copy of the accumulators; off, votes that are cast stay.
+    undoable = True
+    #: What it keeps, by name; a checkpoint within a step needs it. Empty where votes are taken ahead.
+    kept_votes: dict[str, Tensor] | None = None
 
     def allocate(self, shape: WeightShape) -> None:
         """Make the working memory of sign votes for a weight of this shape, on the CPU."""
@@ -68,6 +76,29 @@ class VoteMemory(nn.Module):
         self.stats.zero_()
         if self.magnitudes is not None:
             self.magnitudes.zero_()
+
+    def keep_before_votes(self, y: Tensor) -> None:
+        """Let backward from ``y``, an output of this module, keep what its votes change, if nothing is kept yet."""
+        if torch.compiler.is_compiling():
+            self._keep()  # a graph has no place for a hook: a copy is kept in forward
+        else:
+            y.register_hook(self._keep)  # type: ignore[no-untyped-call]
+
+    def _keep(self, _grad: object = None) -> None:
+        if self.undoable and self.kept_votes is None:
+            found = ((name, getattr(self, name, None)) for name in _CAST)
+            self.kept_votes = {name: tensor.detach().clone() for name, tensor in found if tensor is not None}
+
+    def take_votes(self, *, ahead: bool = False) -> None:
+        """Take the votes cast so far for good; ``ahead``: and those still to come, up to the next call or undoing."""
+        self.kept_votes = {} if ahead else None
+
+    @torch.no_grad()
+    def undo_votes(self) -> None:
+        """Put the module back to where it was before the first votes that are not taken yet, if it is ``undoable``."""
+        kept, self.kept_votes = self.kept_votes, None
+        for name, tensor in (kept or {}).items():
+            getattr(self, name).copy_(tensor)
 
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""

@@ -69,6 +69,8 @@ class OptimizerWrapper(Optimizer):
     #: Whether ``step`` may put a step off, and takes the loss; the training loop asks.
     defers: ClassVar[bool] = True
     takes_loss_signal: ClassVar[bool] = True
+    #: A micro-batch may be dropped because of its gradient.
+    refuses: ClassVar[bool] = True
     #: Whether decisions need the gradient of every micro-batch.
     decides_on_gradients: ClassVar[bool] = True
     #: GradScaler hands its scale over instead of dividing the gradients itself, so that no draw is ever lost.
@@ -242,6 +244,9 @@ class OptimizerWrapper(Optimizer):
         norm = gradients.norm(parameters, modules)
         fault = "the scaled loss" if overflow else self._fault(gradients, norm, numbers)
         if self._ranks.any(fault is not None):
+            for voter in self._voters:
+                for module in voter.modules:
+                    module.undo_votes()
             return self._drop(fault or "a gradient of another rank", float(norm), overflow)
         values = dict(zip(given, self._ranks.mean(numbers), strict=True))
         if "signal" in values:
@@ -252,9 +257,10 @@ class OptimizerWrapper(Optimizer):
         wants = self._wants_step(Draw(gradients, norm, values.get("metric")))
         if self._ranks.all(wants or self.num_draws >= self._most_draws()):
             return self._take_step()
-        for part in inner_optimizers(self.inner):
-            if isinstance(part, TernaryOptimizer):
-                part.defer_step()
+        for voter in self._voters:
+            voter.defer_step()
+            for module in voter.modules:
+                module.take_votes()
         self.last_outcome = self._outcome(StepOutcome(stepped=False, draws=self.num_draws))
         return False
 
@@ -354,6 +360,11 @@ class OptimizerWrapper(Optimizer):
     @property
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self.inner.param_groups for parameter in float_parameters(group)]
+
+    @property
+    def _voters(self) -> list[TernaryOptimizer]:
+        """All optimizers of ternary modules inside it, also those that another wrapper holds."""
+        return [part for part in inner_optimizers(self.inner) if isinstance(part, TernaryOptimizer)]
 
     @property
     def _modules(self) -> list[TernaryModule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class DirectOptimizer(Optimizer):
         defaults: entries of the one param group; ``kind`` "ternary" is added.
     """
 
+    #: A step may be skipped because of a gradient that is not finite.
+    refuses: ClassVar[bool] = True
+
     def __init__(self, modules: Mapping[str, DirectLinear], defaults: Mapping[str, Any]) -> None:
         if not modules:
             raise ValueError("there are no modules to train")
@@ -40,6 +43,14 @@ class DirectOptimizer(Optimizer):
     def _update(self, group: dict[str, Any], module: DirectLinear, gradient_NK: Tensor) -> Tensor:
         """The module's new codes, int8 ``[N, K]``; moments are kept in ``self.state[module.weight]``."""
 
+    def _gradient_norm(self) -> float:
+        norms = [m.gradient.norm() for m in self._modules.values() if m.gradient is not None]
+        return float(torch.stack(norms).norm()) if norms else 0.0
+
+    def may_step(self) -> bool:
+        """Whether the gradients are finite."""
+        return math.isfinite(self._gradient_norm())
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> StepOutcome:  # type: ignore[override]
         """Change the codes of every module that has a gradient."""
@@ -48,7 +59,7 @@ class DirectOptimizer(Optimizer):
                 closure()
         (group,) = self.param_groups
         waiting = [(m, m.gradient) for m in self._modules.values() if m.gradient is not None]
-        norm = float(torch.stack([gradient.norm() for _, gradient in waiting]).norm()) if waiting else 0.0
+        norm = self._gradient_norm()
         if not math.isfinite(norm):
             self.zero_grad()
             return StepOutcome(stepped=False, skipped=True, grad_norm=norm)

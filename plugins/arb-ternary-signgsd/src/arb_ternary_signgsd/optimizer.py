@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.protocol import Trainable
 from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.sign_gsd import SignGSD
@@ -25,24 +21,9 @@ class JoinedSignGSD(JoinedOptimizer):
     """
 
     def __init__(self, floats: SignGSD, ternary: TernarySignGSD) -> None:
+        # The ternary part is asked first and steps last: the float part checks its own gradients before it moves.
         super().__init__({"float": floats, "ternary": ternary})
         self._floats, self._ternary = floats, ternary
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, **signals: Any) -> StepOutcome:  # type: ignore[override]
-        """Step both parts, or neither.
-
-        Raises:
-            NanGradientError: a gradient was NaN under ``nan_policy="error"``.
-        """
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        # The ternary part is asked first and steps last: the float part checks its own gradients before it moves.
-        outcome = super().step(**signals) if self._ternary.may_step() else self._ternary.skip_update()
-        if outcome.skipped:
-            self.zero_grad()
-        return outcome
 
     def get_memory_mb(self) -> float:
         """MiB of the float parameters and of the packed ternary weights."""

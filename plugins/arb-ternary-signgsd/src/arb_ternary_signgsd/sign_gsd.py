@@ -112,6 +112,17 @@ class SignGSD(Optimizer):
                     "SignGSD trains real floating-point parameters (float32, float64, bfloat16, float16)",
                 )
 
+    @property
+    def refuses(self) -> bool:
+        """Whether a step may be skipped because of a NaN gradient."""
+        return any(group["nan_policy"] == "skip" for group in self.param_groups)
+
+    def may_step(self) -> bool:
+        """Whether no NaN gradient keeps a step from being taken; raises NanGradientError as :meth:`step` does."""
+        entries = self._entries()
+        with_nan = find_nan([entry.gradient for entry in entries])
+        return not with_nan or self._may_continue([entries[position] for position in with_nan])
+
     @overload  # type: ignore[override]
     def step(self, closure: None = None) -> StepOutcome: ...
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
+from arb_ternary.optim.ternary import is_finite
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
@@ -40,8 +41,8 @@ class TernarySignGSD(SignVotes):
     """Sign votes with SignGSD's decay and its policy for NaN gradients.
 
     A gradient that is NaN has cast no vote: that is the rule of the votes, and all that ``nan_policy="zero"`` asks for.
-    Under ``"error"`` and ``"skip"`` no trit and no exponent changes in a step in which there was one; the votes that
-    the other elements cast in backward stay in the accumulators.
+    Under ``"error"`` and ``"skip"`` no trit and no exponent changes in a step in which there was one. ``"skip"`` drops
+    the votes that the other elements cast in backward; after an error, ``skip_update`` does.
 
     Args:
         modules: ternary modules by qualified name.
@@ -71,7 +72,12 @@ class TernarySignGSD(SignVotes):
         for group in self.param_groups:
             group.update(weight_decay=weight_decay, nan_policy=nan_policy)
 
-    def may_step(self) -> bool:
+    @property
+    def refuses(self) -> bool:
+        """Whether a step may be skipped because of a NaN gradient."""
+        return any(group["nan_policy"] == "skip" for group in self.param_groups)
+
+    def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
         """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say yes.
 
         Raises:
@@ -92,7 +98,7 @@ class TernarySignGSD(SignVotes):
                     "no trit was changed",
                     'nan_policy "zero" treats NaN as a gradient of zero, "skip" drops the whole step',
                 )
-        return not poisoned
+        return not poisoned and super().may_step(loss_signal)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
@@ -102,11 +108,11 @@ class TernarySignGSD(SignVotes):
         Raises:
             NanGradientError: see :meth:`may_step`.
         """
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                closure()
-        if not self.may_step():
-            self.zero_grad()
+                loss = closure()
+        if not is_finite(loss) or not self.may_step(loss_signal):
             return self.skip_update()
         return super().step(loss_signal=loss_signal)
 

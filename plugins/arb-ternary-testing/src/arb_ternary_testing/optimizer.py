@@ -248,6 +248,24 @@ class OptimizerSuite(ComponentCase):
         assert not outcome.stepped
         _assert_equal(model.state_dict(), before)
 
+    def test_a_skip_after_backward_leaves_no_trace_and_the_next_steps_are_those_without_it(self, part: str) -> None:
+        ends = []
+        for poisoned in (True, False):
+            model, optimizer = self._start(part)
+            if not takes_loss_signal(optimizer):
+                pytest.skip("looks at no loss")
+            self._advance(model, optimizer, 0, 3 * self.draws)
+            if poisoned:
+                before = _everything(model)
+                self._loss(model, 4).backward()  # type: ignore[no-untyped-call]
+                outcome = self._step(optimizer, float("nan"))
+                assert (outcome.stepped, outcome.skipped) == (False, True)
+                _assert_equal(_everything(model), before)
+            outcomes = self._advance(model, optimizer, 5, 5 + 3 * self.draws)
+            assert any(outcome.stepped for outcome in outcomes)
+            ends.append(_everything(model))
+        _assert_equal(*ends)
+
     # --- reproducing ----------------------------------------------------------------------------------------------
 
     def test_two_runs_end_with_the_same_bits(self, part: str) -> None:
@@ -290,6 +308,16 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     """What the model computes with: packed weights, exponents and parameters, without accumulators and counters."""
     working = ("votes", "control", "correlation", "steps")
     return {name: value.clone() for name, value in model.state_dict().items() if not name.endswith(working)}
+
+
+def _everything(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model, and the working memory of its ternary modules that backward adds to."""
+    found = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if isinstance(module, TernaryModule):
+            found |= {f"{name}.stats": module.stats.clone()}
+            found |= {f"{name}.magnitudes": module.magnitudes.clone()} if module.magnitudes is not None else {}
+    return found
 
 
 def _assert_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:

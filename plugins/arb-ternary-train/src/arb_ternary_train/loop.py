@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.backends.dispatch import kernel, pack_votes
 from arb_ternary.errors import ArbError, ConfigError
-from arb_ternary.optim.protocol import MayDefer, StepOutcome, as_outcome, collect_trainable, takes_loss_signal
+from arb_ternary.optim.protocol import (
+    MayDefer,
+    StepOutcome,
+    as_outcome,
+    collect_trainable,
+    may_refuse,
+    takes_loss_signal,
+)
+from arb_ternary.optim.ternary import JoinedOptimizer, TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.evaluate import masked_loss, time_arguments
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.precision import autocast_for, scaler_for
@@ -81,6 +91,9 @@ class TrainingLoop:
         self._forward: Any = torch.compile(self.model) if options.compile_model else self.model
         self._takes_loss_signal = takes_loss_signal(self.optimizer)
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
+        for _, module in ternary_modules(self.model):
+            # A loss that is not finite casts no votes here, so that only what looks at gradients can have to undo them.
+            module.undoable = self._scaler is not None or may_refuse(self.optimizer)
         trainable = collect_trainable(self.model)
         votes = bool(trainable.ternary or trainable.stored)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
@@ -189,6 +202,8 @@ class TrainingLoop:
         outcome = as_outcome(scaler.step(optimizer, **signals), optimizer)
         scaler.update()
         if scaler.get_scale() < before:  # the scaler found a gradient that is not finite and did not call the optimizer
+            if isinstance(optimizer, TernaryOptimizer | JoinedOptimizer):
+                return optimizer.skip_update()
             optimizer.zero_grad()
             return StepOutcome(stepped=False, skipped=True)
         return outcome
@@ -218,6 +233,7 @@ class TrainingLoop:
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         # Between steps the statistics of the gradients are zero, and of no interest.
         modules = ternary_modules(self.model) if in_flight.losses else []
+        undo = {name: _with_votes(m, m.kept_votes, _logical) for name, m in modules if m.kept_votes}
         return {
             "step": self.step,
             "micro_batches": self.micro_batches,
@@ -233,6 +249,7 @@ class TrainingLoop:
                 "gradients": gradients,
                 "statistics": {name: m.stats for name, m in modules},
                 "magnitudes": {name: m.magnitudes for name, m in modules if m.magnitudes is not None},
+                **({"undo": undo} if undo else {}),
             },
             "runtime": self.model.runtime_state() if isinstance(self.model, CarriesState) else None,
             "rng": global_rng_state(self.context.device),
@@ -259,6 +276,24 @@ class TrainingLoop:
                 module.stats.copy_(in_flight["statistics"][name])
             if module.magnitudes is not None and name in in_flight["magnitudes"]:
                 module.magnitudes.copy_(in_flight["magnitudes"][name])
+            kept = in_flight.get("undo", {}).get(name)
+            module.kept_votes = None if kept is None else _with_votes(module, to_device(kept, device), _packed)
         if state["runtime"] is not None and isinstance(self.model, CarriesState):
             self.model.load_runtime_state(to_device(state["runtime"], device))
         restore_global_rng(state["rng"], device)
+
+
+def _with_votes(
+    module: TernaryModule, kept: Mapping[str, Tensor], convert: Callable[[TernaryModule, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """What ``module`` keeps to undo votes, its accumulators in another form: in checkpoints no layout of a backend."""
+    return {**kept, "votes": convert(module, kept["votes"])}
+
+
+def _logical(module: TernaryModule, votes: Tensor) -> Tensor:
+    logical: Tensor = kernel(module.backend, "unpack_votes")(votes, module.shape)
+    return logical
+
+
+def _packed(module: TernaryModule, votes: Tensor) -> Tensor:
+    return pack_votes(module.backend, votes, module.shape.vote_bits)
