@@ -34,7 +34,7 @@ from arb_ternary_train.runner import RunRequest, train
 #: What every phase of two short steps is told, as far as it has such options.
 BRIEF = {
     "steps": 2, "batch_size": 2, "block_size": 8, "eval_every": 1000, "accum_threshold": 1,
-    "target_stacks": 2, "steps_per_stack": 1, "blocks_per_stack": 1,
+    "target_stacks": 2, "steps_per_stack": 1, "blocks_per_stack": 1, "max_batch_draws": 3,
 }  # fmt: skip
 FLOATS = ["embedding", "head", "norms", "linears"]
 
