@@ -15,10 +15,9 @@ RESULTS := plugins/arb-ternary-bench/results
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
 # the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
-# A short spin of OpenMP's threads costs a tenth of the speed on an idle machine and halves the time on a busy one.
 demo: $(VENV)/runtime
 	$(if $(COMPILER),@$(MAKE) --no-print-directory $(VENV)/native || echo "$(UNBUILT)",@echo "$(ABSENT)")
-	GOMP_SPINCOUNT=1000 $(BIN)/arb train docs/examples/demo.yaml --run-dir $(RUN) --resume
+	$(BIN)/arb train docs/examples/demo.yaml --run-dir $(RUN) --resume
 	$(BIN)/arb plot $(RUN) --output $(RUN)/loss.png
 	$(BIN)/arb generate $(RUN) --prompt "MACBETH." --max-new-tokens 400 --temperature 0.8 --top-p 0.9 --seed 0
 

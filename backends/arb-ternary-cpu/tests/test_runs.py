@@ -86,7 +86,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         config = folder / f"{optimizer}.yaml"
         config.write_text(CONFIG.format(text=text, optimizer=OPTIMIZERS[optimizer], steps=STEPS))
         directory = folder / f"{optimizer}-{made}"
-        train(load_config(config).config, RunRequest(directory=directory, backend=backend, reporter=Silent))
+        train(
+            load_config(config, [f"threads={torch.get_num_threads()}"]).config,
+            RunRequest(directory=directory, backend=backend, reporter=Silent),
+        )
         (last,) = directory.glob("checkpoints/step-*")
         kept = [(last / f"{name}.safetensors").read_bytes() for name in ("model", "state")]
         return Trained(*kept, tuple(read_metrics(directory / "metrics.jsonl")))

@@ -31,6 +31,10 @@ class Variable:
         """The value, or the default when the variable is unset."""
         return os.environ.get(self.name, self.default)
 
+    def set_default(self) -> None:
+        """Set it to its default where it is unset, for a library that reads it when it is loaded."""
+        os.environ.setdefault(self.name, self.default)
+
     def flag(self) -> bool:
         """The value as a switch: 1, true, yes, on against 0, false, no, off and the empty value; no other."""
         value = self.read().strip().lower()

@@ -17,6 +17,7 @@ from typing import Any, Self
 from attrs import define, frozen
 
 from arb_ternary.environment import for_child
+from arb_ternary_train.openmp import NUM_THREADS
 
 __all__ = ["ChildRun", "Ended"]
 
@@ -62,7 +63,7 @@ class ChildRun:
             directory: the run's directory; the log lies beside it.
             overrides: ``path=value`` overrides of the config.
             resume: continue from the newest good checkpoint in the directory, or start where there is none.
-            threads: for OpenMP; None leaves that to the environment.
+            threads: for OpenMP; None leaves that to the config and the environment.
             detached: signals of the terminal do not reach the process, which stops, with a checkpoint, when this
                 process stops it or dies (the latter on Linux).
         """
@@ -77,7 +78,7 @@ class ChildRun:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=for_child(**({} if threads is None else _threading(threads))),
+                env=for_child(**({} if threads is None else {NUM_THREADS.name: str(threads)})),
                 start_new_session=detached,
                 # Called between fork and exec: it makes one system call, through a library that is loaded already.
                 preexec_fn=_end_with_parent() if detached else None,  # noqa: PLW1509
@@ -118,11 +119,6 @@ class ChildRun:
         self._process.returncode = os.waitstatus_to_exitcode(status)
         # Linux counts in KiB, macOS in bytes.
         return Ended(self._process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-
-
-def _threading(threads: int) -> dict[str, str]:
-    """Variables of OpenMP: how many threads, and a short spin; a long one is many times slower on a busy machine."""
-    return {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
 
 
 def _end_with_parent() -> Callable[[], None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
@@ -36,6 +36,7 @@ _is_device = Rule(
     lambda value: re.fullmatch(_DEVICE_PATTERN, value) is not None,
     {"pattern": f"^(?:{_DEVICE_PATTERN})$"},
 )
+_is_thread_count = Rule("1 or greater, or auto", lambda value: value == "auto" or value >= 1, {"minimum": 1})
 _is_not_empty = Rule("a list of at least one item", lambda value: len(value) > 0, {"minItems": 1})
 
 
@@ -71,6 +72,12 @@ class RunConfig:
     deterministic: bool = option(
         False,
         "torch's deterministic algorithms, and kernels chosen by fixed tables whatever was measured here",
+    )
+    threads: int | Literal["auto"] = option(
+        "auto",
+        "threads of the processor, for every operation; auto = OMP_NUM_THREADS where it is set, or else as many as the "
+        "model has work for and as help in a few timed passes (with deterministic: by size alone)",
+        validator=_is_thread_count,
     )
     requires: tuple[str, ...] = option(
         (), "distributions that must be installed, such as arb-ternary-signgsd>=0.1", validator=_are_requirements

@@ -65,6 +65,7 @@ class TrainingContext:
         unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut short, in a list; None
             where there is none.
         optimizer: the last one that was made.
+        threads_available: threads that torch had when the run began.
     """
 
     config: RunConfig
@@ -87,6 +88,7 @@ class TrainingContext:
     validation: Evaluation | None = None
     unfinished_evaluation: list[int | None] | None = None
     optimizer: Optimizer | None = None
+    threads_available: int = field(factory=torch.get_num_threads)
 
     @property
     def directory(self) -> Path:

@@ -2,7 +2,7 @@
 
 ======================  =====================================================================================
 ``config.yaml``         the resolved config; loading it again gives an equal one
-``run.json``            seed, device, backend and its source, data, versions of what took part
+``run.json``            seed, device, threads, backend and its source, data, versions of what took part
 ``<name>.json``         what the data source attaches (``tokenizer.json``), to use a trained model without the data
 ``metrics.jsonl``       one line an event
 ``checkpoints/``        see ``arb_ternary_train.checkpoint``

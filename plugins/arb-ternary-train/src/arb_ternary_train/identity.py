@@ -14,7 +14,19 @@ __all__ = ["differences", "run_identity"]
 
 #: Keys of a config that a run may change when it is resumed: where it runs, and who looks on.
 RUNTIME_KEYS: Final = frozenset(
-    {"name", "device", "backend", "deterministic", "checkpoint", "trackers", "checks", "requires", "plugins", "data"}
+    {
+        "name",
+        "device",
+        "backend",
+        "deterministic",
+        "threads",
+        "checkpoint",
+        "trackers",
+        "checks",
+        "requires",
+        "plugins",
+        "data",
+    }
 )
 
 

@@ -36,6 +36,7 @@ from arb_ternary_train.protocols import CarriesState
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator, global_rng_state, restore_global_rng
 from arb_ternary_train.step_report import InFlight, StepReport
+from arb_ternary_train.threads import settle_threads
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -72,6 +73,7 @@ class TrainingLoop:
         self._in_flight = InFlight()
         self.model, device = context.model, context.device
         apply_model_options(self.model, options, device)
+        settle_threads(context, options, key)
         self.optimizer = context.make_optimizer()
         if options.grad_clip is not None and isinstance(self.optimizer, MayDefer) and self.optimizer.defers:
             raise ConfigError(

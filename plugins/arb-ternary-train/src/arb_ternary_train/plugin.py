@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
+from arb_ternary_train.openmp import VARIABLES
 from arb_ternary_train.specs import CheckSpec, ExporterSpec, StarterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
@@ -48,6 +49,7 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             name="standard",
             target="arb_ternary_train.standard:build",
             config="arb_ternary_train.standard:StandardConfig",
+            variables=VARIABLES,
             summary="end-to-end training or fine-tuning for a number of steps",
         ),
     )

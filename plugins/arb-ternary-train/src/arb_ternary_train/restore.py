@@ -24,6 +24,7 @@ from arb_ternary_train.init_from import checkpoint_path, load_state
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.report import baselines_of
+from arb_ternary_train.threads import recorded_threads
 
 __all__ = ["TrainedRun", "load_run", "measure"]
 
@@ -92,15 +93,16 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
             "The text or its tokenizer has changed since the run began; a loss on it would mean something else.",
         )
     batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(run.model)
-    result = evaluate(
-        run.model,
-        data,
-        masking,
-        batch_size=batch_size,
-        block_size=block_size,
-        batches=batches,
-        seed=run.config.seed,
-        device=run.device,
-        step=run.checkpoint.step,
-    )
+    with recorded_threads(run.record):
+        result = evaluate(
+            run.model,
+            data,
+            masking,
+            batch_size=batch_size,
+            block_size=block_size,
+            batches=batches,
+            seed=run.config.seed,
+            device=run.device,
+            step=run.checkpoint.step,
+        )
     return result, baselines_of(data, shape)

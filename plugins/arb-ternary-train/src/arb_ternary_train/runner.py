@@ -30,6 +30,7 @@ from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.standard import LogOptions
+from arb_ternary_train.threads import recorded_threads
 
 __all__ = ["RunRequest", "train"]
 
@@ -91,6 +92,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             _check_same_run(checkpoint, identity)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
+        available = stack.enter_context(recorded_threads(files.record()))
         log_file = LogFile(files.log_file)
         stack.callback(log_file.close)
         length, step = (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
@@ -107,6 +109,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             files=files,
             logbook=Logbook(metrics, request.reporter(log_file)),
             checkpointer=Checkpointer(store, identity),
+            threads_available=available,
         )
         context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}")
         stack.enter_context(_announce_end(context))
@@ -123,6 +126,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "backend": {"name": parts.backend.name, "source": parts.backend.source},
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": data.vocabulary_size,
+        "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from arb_ternary.cli.options import plugin_files
+from arb_ternary_train.openmp import wait_passively
 
 __all__ = ["generate"]
 
@@ -44,6 +45,7 @@ def generate(
     device: str | None,
 ) -> None:
     """Continue a prompt with the model of RUN (a run directory or a checkpoint); text appears as it is drawn."""
+    wait_passively()
     from arb_ternary.errors import UsageProblem
     from arb_ternary_text.data.tokenizers import from_json
     from arb_ternary_text.models.generate import CachedModel, Unrolls, streamed_text

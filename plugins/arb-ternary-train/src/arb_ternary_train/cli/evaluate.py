@@ -8,6 +8,7 @@ import click
 
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_train.openmp import wait_passively
 
 __all__ = ["evaluate"]
 
@@ -21,6 +22,7 @@ __all__ = ["evaluate"]
 @as_json
 def evaluate(run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool) -> None:
     """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors reach, the audit."""
+    wait_passively()
     from arb_ternary.ternary.audit import audit
     from arb_ternary_train.restore import load_run, measure
 

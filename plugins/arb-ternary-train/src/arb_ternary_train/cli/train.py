@@ -8,6 +8,7 @@ import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_train.openmp import wait_passively
 
 __all__ = ["train"]
 
@@ -41,6 +42,7 @@ def train(
     A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first checkpoint that is
     damaged is passed over by `--resume auto` and refused by `--resume PATH`.
     """
+    wait_passively()
     from arb_ternary.errors import ArbError
     from arb_ternary_train.loading import load_config
     from arb_ternary_train.runner import RunRequest

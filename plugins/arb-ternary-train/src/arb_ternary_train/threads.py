@@ -1,0 +1,125 @@
+"""How many threads a run computes with: ``threads`` of a config.
+
+Sums of floats depend on the number, so that it is written into ``run.json`` before the first step, and a resumed run
+takes it from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from arb_ternary.environment import given
+from arb_ternary.errors import DataError
+from arb_ternary_train.directory import write_json
+from arb_ternary_train.evaluate import evaluate
+from arb_ternary_train.openmp import NUM_THREADS
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+    from arb_ternary_train.options import LoopOptions
+
+__all__ = ["fewest_as_fast", "fitting_threads", "recorded_threads", "settle_threads"]
+
+#: Multiplications that keep a thread busy for about a millisecond: threads that share less wait more than they work.
+_SHARE: Final = 1 << 25
+#: What a thread must save to be worth having: passes with all of them take at most so much of the time with half.
+_WORTH: Final = 0.9
+#: Timed passes after the one that warms up; a pass that takes longer than this many seconds is timed once.
+_PASSES: Final = 3
+_LONG: Final = 0.5
+
+
+def fitting_threads(model: nn.Module, tokens: int, available: int) -> int:
+    """The number of threads, 1 to ``available``, that a pass of ``tokens`` tokens through ``model`` has work for.
+
+    Each is to have 2**25 multiplications of the average product with a weight. A model without such products gets all.
+    """
+    widths = [(getattr(m, "in_features", None), getattr(m, "out_features", None)) for m in model.modules()]
+    sizes = [k * n for k, n in widths if isinstance(k, int) and isinstance(n, int)]
+    if not sizes:
+        return available
+    return max(1, min(available, sum(sizes) * tokens // len(sizes) // _SHARE))
+
+
+def fewest_as_fast(threads: int, seconds: Callable[[int], float]) -> int:
+    """``threads``, halved as long as half of them are about as fast; ``seconds`` measures a number of threads."""
+    best = seconds(threads)
+    while threads > 1 and best > _WORTH * (half := seconds(threads // 2)):
+        threads, best = threads // 2, half
+    return threads
+
+
+def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> None:
+    """Give torch the number of threads for a training loop that is about to begin, and write it down.
+
+    In this order: the config's ``threads``, what the run's record says, ``OMP_NUM_THREADS``, and by size what the
+    model has work for, reduced to what is as fast in a few passes over held-out samples, which leave no trace. A run
+    with ``deterministic: true`` times nothing. On an accelerator, and outside of a run directory, ``auto`` changes
+    nothing.
+    """
+    config, files = context.config, context.files
+    if not files.exists() or (config.threads == "auto" and context.device.type != "cpu"):
+        return
+    record = files.record()
+    loops = record["threads"]["loops"]
+    if config.threads != "auto":
+        count = config.threads
+    elif key in loops:
+        count = loops[key]
+    elif given([NUM_THREADS]):
+        count = context.threads_available
+    else:
+        count = fitting_threads(context.model, options.batch_size * options.block_size, context.threads_available)
+        if count > 1 and not config.deterministic:
+            count = _timed(context, options, count)
+    torch.set_num_threads(count)
+    if loops.get(key) != count or record["threads"]["last"] != count:
+        write_json(files.record_file, {**record, "threads": {"loops": {**loops, key: count}, "last": count}})
+        context.note(f"{key}: {count} of {context.threads_available} threads")
+
+
+def _timed(context: TrainingContext, options: LoopOptions, threads: int) -> int:
+    def one_pass() -> float:
+        started = time.perf_counter()
+        evaluate(
+            context.model,
+            context.data,
+            context.masking,
+            batch_size=options.batch_size,
+            block_size=options.block_size,
+            batches=1,
+            seed=context.seed,
+            device=context.device,
+        )
+        return time.perf_counter() - started
+
+    def seconds(count: int) -> float:
+        torch.set_num_threads(count)
+        first = one_pass()
+        return first if first > _LONG else min(one_pass() for _ in range(_PASSES))
+
+    try:
+        return fewest_as_fast(threads, seconds)
+    except DataError:  # there is no held-out sample, which a run that never evaluates does not need
+        return threads
+
+
+@contextmanager
+def recorded_threads(record: Mapping[str, Any]) -> Iterator[int]:
+    """Compute with the number of threads that a run used last, within a block; yields how many torch had before.
+
+    Args:
+        record: the run's ``run.json``.
+    """
+    before, last = torch.get_num_threads(), record["threads"]["last"]
+    torch.set_num_threads(before if last is None else last)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
