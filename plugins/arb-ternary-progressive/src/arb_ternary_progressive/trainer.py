@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -127,7 +128,8 @@ class ProgressiveTrainer:
     ) -> None:
         self.config = config
         self.store = None if folder is None else CheckpointStore(Path(folder), keep=keep)
-        self.checkpoints = CheckpointConfig(every=checkpoint_every, keep=keep)
+        # In a run's config 0 means none at all; here it means none before the end of a stack.
+        self.checkpoints = CheckpointConfig(every=checkpoint_every or sys.maxsize, keep=keep)
         self.make_optimizer = make_optimizer
         self.device = torch.device(device)
         self.cache = cache
