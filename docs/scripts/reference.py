@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import click
 
-from render import attribute_list, docstring, prose, rules, signature, table, type_text
+from render import attribute_list, docstring, prose, public_names, rules, signature, table, type_text
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -250,7 +250,7 @@ def errors_page() -> str:
         prose(inspect.getdoc(errors) or ""),
         table(("exit code", "meaning"), codes),
     ]
-    for name in errors.__all__:
+    for name in public_names(errors):
         found = getattr(errors, name)
         if isinstance(found, type):
             parts.append(f"## `{name}`\n\nExit code {found.exit_code}. {docstring(found)}")
@@ -273,7 +273,7 @@ def protocols_page() -> str:
     for title, name in modules.items():
         module = import_module(name)
         parts.append(f"## {title}\n\nModule `{name}`. {prose(inspect.getdoc(module) or '')}")
-        for public in module.__all__:
+        for public in public_names(module):
             found = getattr(module, public)
             if isinstance(found, type):
                 parts.append(class_text(public, found))

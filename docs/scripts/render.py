@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, get_args
 
 import attrs
@@ -15,7 +15,7 @@ from arb_ternary.config.fields import shape_of
 from arb_ternary.config.options import Rule
 from arb_ternary.config.yaml_document import dump_inline
 
-__all__ = ["attribute_list", "docstring", "prose", "rules", "signature", "table", "type_text"]
+__all__ = ["attribute_list", "docstring", "prose", "public_names", "rules", "signature", "table", "type_text"]
 
 #: The longest signature that stays on one line.
 _WIDTH = 100
@@ -24,6 +24,15 @@ _ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 #: A star that is not the bullet of a list item.
 _STARS = re.compile(r"(?<!^)(?<!\n)\*")
 _ITEM = re.compile(r"(\*{0,2}[\w ,./\[\]]+):\s+(.*)")
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What a module defines itself under a name without an underscore: constants, then classes, then functions."""
+    known = {name: getattr(value, "__module__", None) for name, value in vars(module).items()}
+    constants = {name for name in known if name.isupper()} - {"TYPE_CHECKING"}
+    public = [name for name in known if name in constants or known[name] == module.__name__]
+    order = sorted(public, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    return [name for name in order if not name.startswith("_")]
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------

@@ -139,7 +139,8 @@ def test_every_config_key_is_documented_with_its_default() -> None:
 
 
 def test_every_error_is_documented_with_its_exit_code() -> None:
-    for name in errors.__all__:
+    tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
+    for name in [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]:
         section = page("errors.md").partition(f"## `{name}`\n")[2]
         found = getattr(errors, name)
         assert section.strip().startswith(f"Exit code {found.exit_code}." if isinstance(found, type) else "```python")

@@ -53,6 +53,13 @@ def _names(module: str) -> Iterator[str]:
     yield from sorted(_import(module).__all__)
 
 
+def _defined(module: Any) -> list[str]:
+    """What a module defines itself under a name without an underscore, sorted."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    constants = {name for name in vars(module) if name.isupper()} - {"TYPE_CHECKING"}
+    return sorted(name for name in {*own, *constants} if not name.startswith("_"))
+
+
 def _protocols() -> Iterator[str]:
     modules = {
         "backends": "arb_ternary.backends.protocol",
@@ -64,7 +71,7 @@ def _protocols() -> Iterator[str]:
     }
     for name, path in modules.items():
         module = _import(path)
-        for public in sorted(module.__all__):
+        for public in _defined(module):
             found = getattr(module, public)
             if isinstance(found, type) and attrs.has(found):
                 yield f"{name}.{public}({', '.join(field.name for field in attrs.fields(found))})"
@@ -103,7 +110,7 @@ def _ops() -> Iterator[str]:
 
 def _errors() -> Iterator[str]:
     errors = _import("arb_ternary.errors")
-    for name in errors.__all__:
+    for name in _defined(errors):
         found = getattr(errors, name)
         yield f"{name}: exit code {found.exit_code}" if isinstance(found, type) else name
 

@@ -11,19 +11,6 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = [
-    "ArbError",
-    "CheckpointError",
-    "ComponentError",
-    "ConfigError",
-    "DataError",
-    "EnvironmentProblem",
-    "Interrupted",
-    "UsageProblem",
-    "nearest",
-    "render",
-]
-
 
 class ArbError(Exception):
     """A failure that the user can understand and act on.

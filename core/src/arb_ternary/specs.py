@@ -17,21 +17,6 @@ from attrs.validators import deep_iterable, in_, instance_of, matches_re, option
 from arb_ternary.environment import Variable
 from arb_ternary.errors import ComponentError, EnvironmentProblem
 
-__all__ = [
-    "KINDS",
-    "BackendSpec",
-    "CommandSpec",
-    "DataSpec",
-    "DocumentSpec",
-    "MaskingSpec",
-    "ModelSpec",
-    "OptimizerSpec",
-    "PhaseSpec",
-    "Spec",
-    "load_target",
-    "resolve",
-]
-
 #: A component's name: lower-case words, with dots between families and members (``family.member``).
 NAME_PATTERN = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
 #: A lazy target: ``package.module:attribute``.

@@ -17,18 +17,6 @@ from typing import Final, Protocol, runtime_checkable
 from attrs import field, frozen
 from attrs.validators import in_
 
-__all__ = [
-    "FUSED_VOTES",
-    "NARROW_NOISE",
-    "NARROW_VOTES",
-    "OPTIONAL_OPS",
-    "REQUIRED_OPS",
-    "VOTE_BITS",
-    "KernelBackend",
-    "ProbeResult",
-    "WeightShape",
-]
-
 #: Ops that every backend supplies.
 REQUIRED_OPS: Final = (
     "pack",

@@ -10,8 +10,6 @@ from attrs import evolve, frozen
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
 
-__all__ = ["Fault", "Faulty", "Origin", "Path", "find_origin", "parse_path", "raise_faults", "show_path"]
-
 #: Keys and list indices from the root of a config to a value.
 Path: TypeAlias = tuple[str | int, ...]
 #: An index, or a key, quoted where it holds a dot; every key but the first follows a dot.

@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
 
-__all__ = [
-    "Joins",
-    "KeepsOutcome",
-    "MayDefer",
-    "MayRefuse",
-    "PlansState",
-    "StepOutcome",
-    "TakesLossSignal",
-    "Trainable",
-    "Wraps",
-    "as_outcome",
-    "build_optimizer",
-    "collect_trainable",
-    "copied_attributes",
-    "inner_optimizers",
-    "may_refuse",
-    "takes_loss_signal",
-]
-
 
 @frozen
 class Trainable:

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "Batch",
-    "BatchRequest",
-    "Batches",
-    "DataSource",
-    "MaskContext",
-    "MaskedBatch",
-    "MaskingStrategy",
-    "ReservesIds",
-]
-
 
 @frozen(eq=False)
 class Batch:

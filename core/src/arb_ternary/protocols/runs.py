@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Phase", "PhaseResult", "RunContext"]
-
 
 class RunContext(Protocol):
     """A run, as a phase, an observer and a check see it.

@@ -19,21 +19,6 @@ if TYPE_CHECKING:
 
     from arb_ternary.specs import TrainedPart
 
-__all__ = [
-    "ActivationCheckpointing",
-    "AddsParts",
-    "Attachments",
-    "Baselines",
-    "CarriesState",
-    "Castable",
-    "Check",
-    "CheckResult",
-    "Exporter",
-    "LimitedLength",
-    "ModelChangingPhase",
-    "TakesTime",
-]
-
 
 @runtime_checkable
 class Exporter(Protocol):

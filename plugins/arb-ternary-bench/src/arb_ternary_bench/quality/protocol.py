@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-__all__ = ["SECTIONS", "TRIALS", "Recipe", "rate_for"]
-
 #: Settings that every recipe is tried with, so that none is tuned more than another.
 TRIALS: Final = 4
 
