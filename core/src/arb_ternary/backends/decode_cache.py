@@ -41,11 +41,14 @@ class _Entry:
 
 
 class DecodeCache:
-    """A least-recently-used map from (packed, exponent) tensors to :class:`Decoded`, safe between threads."""
+    """A least-recently-used map from (packed, exponent) tensors to :class:`Decoded`, safe between threads.
+
+    ``nbytes`` are held now.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._bytes = 0
+        self.nbytes = 0
         self._lock = Lock()
 
     def get(self, packed: Tensor, exponent: Tensor) -> Decoded | None:
@@ -71,27 +74,16 @@ class DecodeCache:
         with self._lock:
             self._drop(id(packed))
             self._entries[id(packed)] = _Entry(ref(packed), ref(exponent), versions, decoded)
-            self._bytes += decoded.nbytes
+            self.nbytes += decoded.nbytes
             for key in [key for key, entry in self._entries.items() if entry.packed() is None]:
                 self._drop(key)
-            while self._bytes > budget:
+            while self.nbytes > budget:
                 self._drop(next(iter(self._entries)))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._bytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return self._bytes
 
     def _drop(self, key: int) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._bytes -= entry.decoded.nbytes
+            self.nbytes -= entry.decoded.nbytes
 
 
 #: One cache a process serves every module.

@@ -1,8 +1,7 @@
 """The torch backend: the executable form of the number format and its updates, on any device that torch serves.
 
-Every kernel is a plain function; other backends have the same signatures.
-Shapes: ``M`` rows of activations, ``K`` input features, ``N`` output features, ``G`` group size, ``J = ceil(K / G)``
-groups a row.
+Every kernel is a plain function; other backends have the same signatures. ``M``, ``K``, ``N``, ``G`` and ``J``
+are those of :mod:`arb_ternary.backends.protocol`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Final
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
 from arb_ternary.environment import BACKEND
@@ -87,12 +87,10 @@ def request_backend(
 
 def candidates(device: str = "cpu") -> tuple[Candidate, ...]:
     """Every registered backend as seen from ``device``, the preferred ones first. Probes all of them."""
-    found = []
-    for registered in manager().registry.all("backend"):
-        result = _probe(registered.spec, device)
-        found.append(
-            Candidate(registered.spec, registered.distribution, result.usable, result.reason, result.last_resort)
-        )
+    found = [
+        Candidate(registered.spec, registered.distribution, **asdict(_probe(registered.spec, device)))
+        for registered in manager().registry.all("backend")
+    ]
     return tuple(sorted(found, key=lambda one: (one.last_resort, -one.spec.priority, one.name)))
 
 
