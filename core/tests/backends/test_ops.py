@@ -236,12 +236,34 @@ def test_without_a_scale_written_no_vote_is_cast_but_magnitudes_are_summed() -> 
     assert not table.magnitudes.any()
 
 
+@every_backend
+@pytest.mark.parametrize("gradients", ["float", "int8"])
+def test_the_correlation_counts_the_signs_of_gradients_under_scaled_votes_too(gradients: str, backend: str) -> None:
+    with use_backend(backend):
+        table = TernaryEmbedding(5, 40, group_size=32, scale_rule="correlation", gradients=gradients)
+    table.set_trits(torch.randint(-1, 2, (5, 40), dtype=torch.int8))
+    table.use_scaled_votes()
+    assert table.vote_scale is not None
+    table.vote_scale.fill_(1.0)
+    gradient = torch.randn(4, 40).sign() * torch.randint(2, 60, (4, 40))
+    gradient[3] = gradient[1]  # ids that come twice are summed first, here to zero
+    gradient[3] *= -1
+    table(torch.tensor([3, 0, 4, 0])).backward(gradient)
+    score = torch.zeros(5, 2, dtype=torch.int64)
+    for row, g in ((3, gradient[0]), (4, gradient[2])):
+        product = g.sign() * table.trits()[row]
+        score[row] = torch.stack([product[:32].sum(), product[32:].sum()]).long()
+    assert table.correlation is not None
+    assert table.steps is not None
+    assert torch.equal(table.correlation.long(), score)
+    assert table.steps[:, 0].tolist() == [1, 0, 0, 1, 1]
+    assert table.votes.any()
+
+
 def test_scaled_votes_out_of_their_range_are_refused() -> None:
     layer = TernaryLinear(6, 4, activations="float", gradients="int8")
     with pytest.raises(ValueError, match="integer votes need"):
         layer.use_scaled_votes(integer=True)
-    with pytest.raises(ValueError, match="correlation"):
-        TernaryEmbedding(6, 4, scale_rule="correlation").use_scaled_votes()
     for bad in (0, 32513):
         with pytest.raises(ValueError, match=r"vote_limit must be in 1\.\.32512"):
             layer.limits = VoteLimits(vote_limit=bad)

@@ -145,5 +145,8 @@ def test_what_cannot_be_is_said_before_anything_is_built(capsys: pytest.CaptureF
 
 def test_a_wrapper_inside_split_says_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
     wrapped = "{name: gqc.sbc, initial_logical_batch_size: 3.0, inner: sign_votes}"
-    assert train(f"{{name: split, ternary: {wrapped}, float: adamw}}") == 1
-    assert "the wrapper goes around `split`, not inside it" in capsys.readouterr().err
+    assert train(f"{{name: split, ternary: {wrapped}, float: adamw}}") == 2
+    assert (
+        "optimizer.ternary: 'gqc.sbc' puts steps off: the wrapper goes around `split`, not inside it"
+        in capsys.readouterr().err
+    )

@@ -444,7 +444,7 @@ def test_options_that_contradict_each_other_are_errors(options: dict[str, Any], 
         (
             {"time_interpretation": "input", "time_embedding_dim": 8, "num_time_steps": 4},
             {"masking": {"name": "time_step"}},
-            "4 time steps enter the model",
+            "4 time steps, and masking 'time_step' hides by 8",
         ),
         ({"epochs_per_stack": 1, "steps_per_stack": None, "warmup_steps": 1000}, {}, "'warmup_steps'"),
     ],

@@ -25,6 +25,7 @@ from arb_ternary_testing.restatement_votes import Draw, apply_scaled_votes, floa
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_votes import MomentumVotes, MomentumVotesConfig
+from arb_ternary_votes.scaled_votes import ScaledVotes
 
 N, K, SEED = 6, 10, 7
 
@@ -308,10 +309,22 @@ def test_quanta_that_no_accumulator_holds_are_refused() -> None:
         optimizer_of(layer(vote_bits=4), quanta=8.0)
 
 
-def test_exponents_by_correlation_are_refused() -> None:
-    module = TernaryEmbedding(8, 8, scale_rule="correlation")
-    with pytest.raises(ConfigError, match="exponents of 'layer' learn by the signs"):
-        optimizer_of(module)
+@pytest.mark.parametrize("rule", [MomentumVotes, ScaledVotes])
+def test_an_embedding_whose_scale_follows_the_correlation_learns(rule: type[MomentumVotes] | type[ScaledVotes]) -> None:
+    table = TernaryEmbedding(8, 8, scale_rule="correlation")
+    optimizer = rule({"table": table})
+    flips = 0
+    for _ in range(60):
+        table(torch.arange(8)).square().sum().backward()
+        flips += optimizer.step().flips
+        optimizer.zero_grad()
+    assert flips > 0
+    assert table.steps is not None
+    assert table.steps.eq(60).all()
+    assert table.correlation is not None
+    # The gradient of a square has the weight's sign, so that a smaller scale lowers the loss, and so does a zero.
+    assert table.correlation.gt(0).any()
+    assert table.trits().count_nonzero() < 8
 
 
 @pytest.mark.parametrize(

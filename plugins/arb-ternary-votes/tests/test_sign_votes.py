@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm, configure_ternary_training, ternary_update
+from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes import MomentumVotes
+from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig, effective_threshold
 
 
@@ -147,6 +150,42 @@ def test_modules_keep_their_own_thresholds_unless_the_optimizer_is_given_one() -
     assert [(g["accum_threshold"], g["e_accum_threshold"]) for g in own.param_groups] == [(32, 32), (8, 16)]
     given = SignVotes(dict(model.items()), accum_threshold=5)  # type: ignore[arg-type]
     assert {g["accum_threshold"] for g in given.param_groups} == {5}
+
+
+def test_thresholds_are_refused_while_an_optimizer_goes_by_others() -> None:
+    layer = TernaryLinear(4, 4)
+    optimizer = SignVotes({"layer": layer})
+    with pytest.raises(ValueError, match="its optimizer is built and keeps the thresholds that it found"):
+        configure_ternary_training(layer, accum_threshold=8)
+    assert layer.accum_threshold == optimizer.param_groups[0]["accum_threshold"] == 32
+    del optimizer
+    assert configure_ternary_training(layer, accum_threshold=8) == 8
+
+
+@pytest.mark.parametrize(("bits", "threshold", "cell"), [(8, 32, 64), (8, 8, 16), (8, 63, 126), (4, 7, 7), (4, 3, 3)])
+def test_a_threshold_is_the_cell_of_scaled_votes(bits: int, threshold: int, cell: int) -> None:
+    """A cell that is given and one that follows from the threshold train alike, bit for bit."""
+    ends = []
+    for options in ({}, {"cell": cell}):
+        torch.manual_seed(0)
+        layer = TernaryLinear(16, 8, vote_bits=bits, scale_rule="frozen")
+        if not options:
+            configure_ternary_training(layer, accum_threshold=threshold)
+        optimizer = ScaledVotes({"layer": layer}, **options)
+        x = torch.randn(12, 16)
+        for _ in range(12):
+            ternary_update(layer, optimizer, layer(x).square().mean())
+        ends.append((layer.trits(), layer.logical_votes()))
+    assert all(map(torch.equal, *ends))
+
+
+def test_a_threshold_beyond_what_a_rule_can_do_is_refused() -> None:
+    layer = TernaryLinear(4, 4)
+    configure_ternary_training(layer, accum_threshold=64)
+    with pytest.raises(ValueError, match="accum_threshold: 64 makes a cell: 128 does not fit the 8-bit accumulators"):
+        ScaledVotes({"layer": layer})
+    with pytest.raises(ConfigError, match="momentum_votes moves its thresholds by itself"):
+        MomentumVotes({"layer": layer})
 
 
 def test_the_leak_moves_accumulators_towards_zero_every_so_many_updates() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.dispatch import kernel, vote_kernel
+from arb_ternary.backends.reference_votes import count_correlation_, group_score, summed_rows
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_state import VoteState, weight_shape
 from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
@@ -74,7 +75,16 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
 
 @op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "correlation", "steps", "control"))
 def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state: VoteState) -> None:
-    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`."""
+    """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`.
+
+    The kernels of scaled votes know no correlation. It counts signs under every rule, so it is counted here.
+    """
+    if state.vote_scale is not None and state.correlation is not None and state.steps is not None and ids.numel():
+        rows_U, g_UK = summed_rows(ids, grad)
+        decoded = kernel(state.backend, "embedding")(rows_U, state.weight, state.exponent, state.shape, torch.float32)
+        signs = (g_UK.nan_to_num(0.0).sign() * decoded.sign()).to(torch.int8)
+        count_correlation_(state.correlation, state.steps, rows_U, group_score(signs, state.shape))
+        state = state._replace(correlation=None, steps=None)
     vote_kernel(state, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, state)
     state.control[MICRO] += 1
 

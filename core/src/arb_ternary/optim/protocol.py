@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
 from arb_ternary.errors import ConfigError
+from arb_ternary.specs import TrainedPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from arb_ternary.specs import OptimizerSpec
     from arb_ternary.ternary.models import StoredWeights
     from arb_ternary.ternary.module import TernaryModule
+
+
+#: How messages speak of the kinds of parts.
+PART_NOUNS: Final = {
+    "ternary": "ternary modules",
+    "float": "float parameters",
+    "stored": "modules with integer weights of their own format",
+}
 
 
 @frozen
@@ -42,6 +51,36 @@ class Trainable:
         """What there is to train, by the kind that an optimizer declares to accept; only kinds that there are."""
         parts = {"ternary": self.ternary, "float": self.floats, "stored": self.stored}
         return {kind: part for kind, part in parts.items() if part}
+
+
+@frozen(kw_only=True)
+class Planned:
+    """What a run will train, as far as its config tells it: what options are compared with before anything is built.
+
+    The options of a model say it by a method ``planned() -> Planned``. Those of any component object by a method
+    ``contradictions_in(run, planned) -> Iterable[tuple[str, str]]``: an option of theirs (or "" for all of them) and
+    what is wrong with it in the run whose config is ``run``; ``planned`` is None where the model does not tell.
+
+    Attributes:
+        kinds: of the parts that are trained.
+        idle: kinds of further parts, which are frozen throughout.
+        matrices: some float parameters are matrices.
+        vote_bits: of the accumulators of ternary modules.
+        integers: the gradients of some ternary weights are exact integers.
+        exponents: some exponents learn by votes.
+    """
+
+    kinds: frozenset[TrainedPart]
+    idle: frozenset[TrainedPart] = frozenset()
+    matrices: bool = True
+    vote_bits: int = 8
+    integers: bool = False
+    exponents: bool = True
+
+    @property
+    def largest_vote(self) -> int:
+        """What an accumulator holds: 127, 7 or 1."""
+        return 2 ** (self.vote_bits - 1) - 1
 
 
 @frozen
@@ -180,15 +219,10 @@ def collect_trainable(model: nn.Module) -> Trainable:
 
 def build_optimizer(where: str, choice: Choice[OptimizerSpec], trainable: Trainable) -> Optimizer:
     """The optimizer that a config chose at ``where``, over all of ``trainable``; ConfigError for a kind it refuses."""
-    nouns = {
-        "ternary": "ternary modules",
-        "float": "float parameters",
-        "stored": "modules with integer weights of their own format",
-    }
     for kind, parts in trainable.parts.items():
         if kind not in choice.spec.accepts:
             raise ConfigError(
-                f"{where}: {choice.name!r} cannot train {nouns[kind]}, and the model has {len(parts)} of them, "
+                f"{where}: {choice.name!r} cannot train {PART_NOUNS[kind]}, and the model has {len(parts)} of them, "
                 f"the first being {next(iter(parts))!r}",
                 "Use `optimizer: {name: split, ternary: ..., float: ...}`, or freeze those parts.",
             )

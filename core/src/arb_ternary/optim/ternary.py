@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, may_refuse, takes_loss_signal
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
 
 def is_finite(value: Tensor | float | None) -> bool:
@@ -50,6 +51,7 @@ class TernaryOptimizer(Optimizer):
                 group[name] = value if given.get(name) is None else given[name]
             groups.append(group)
         super().__init__(groups, given)
+        OPTIMIZERS.update((module, ref(self)) for module in modules.values())
 
     def modules_of(self, group_index: int) -> list[TernaryModule]:
         """The modules of one param group."""

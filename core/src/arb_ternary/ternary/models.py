@@ -7,7 +7,7 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from arb_ternary.counters.hashing import SEED, STREAM, stream_id
-from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
 
 class StoredWeights(Protocol):
@@ -62,9 +62,10 @@ def seed_votes(model: nn.Module, seed: int) -> None:
 def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32) -> int:
     """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
 
-    Optimizers that are built afterwards start from these thresholds. Low ones (3 to 8) move signs and scales early and
-    make the loss spike. ValueError, and no change: a threshold is outside 1..127, or beyond the accumulators of a
-    module (7 for 4 bits, 1 for 2).
+    Optimizers that are built afterwards start from these thresholds; ``scaled_votes`` has a cell of two quanta a vote
+    (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses others than its own. Low ones (3 to 8) move
+    signs and scales early and make the loss spike. ValueError, and no change: a threshold is outside 1..127 or beyond
+    the accumulators of a module (7 for 4 bits, 1 for 2), or a module has its optimizer already.
     """
     for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
         if not 1 <= value <= 127:
@@ -74,6 +75,11 @@ def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_ac
             raise ValueError(
                 f"{name}: accumulators of {module.shape.vote_bits} bits end at {module.shape.largest_vote}, "
                 f"below accum_threshold {accum_threshold}"
+            )
+        if (optimizer := OPTIMIZERS.get(module)) is not None and optimizer() is not None:
+            raise ValueError(
+                f"{name}: its optimizer is built and keeps the thresholds that it found: set them before, or in the "
+                "optimizer's param_groups"
             )
     for _, module in ternary_modules(model):
         module.accum_threshold = accum_threshold

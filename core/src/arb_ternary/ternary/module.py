@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypedDict, Unpack
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ GROUP_SIZES: Final[tuple[GroupSize, ...]] = (32, 64, 128, 256, "row")
 GAUSSIAN_DENSITY: Final = 0.690
 #: The backend that serves every device, and the device without memory.
 _TORCH, _META = "torch", "meta"
+
+#: The optimizer that took over the thresholds of a module when it was built.
+OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
 
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:

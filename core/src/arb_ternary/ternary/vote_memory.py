@@ -50,11 +50,9 @@ class VoteMemory(nn.Module):
         """Let backward cast scaled votes by factors (float32), or by shifts (int32) if ``integer``.
 
         The first factors are 0 and cast no votes, the first shifts are 31 and cast next to none. Write others in place
-        (``copy_``): a compiled graph is then kept. ValueError: the exponents learn by correlation, which counts signs;
-        or ``integer`` without int8 gradients and, in a linear, int8 activations.
+        (``copy_``): a compiled graph is then kept. ValueError: ``integer`` without int8 gradients and, in a linear,
+        int8 activations.
         """
-        if self.scale_rule == "correlation":
-            raise ValueError("scale_rule 'correlation' counts the signs of gradients: it needs sign votes")
         if integer and (self.gradients, getattr(self, "activations", "int8")) != ("int8", "int8"):
             raise ValueError("integer votes need gradients 'int8' and activations 'int8'")
         size = self.shape.out_features + self.shape.in_features

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
 from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
+from arb_ternary.optim.protocol import Planned
 from arb_ternary_gqc.schedule import QuantitySchedule
 
 __all__ = ["GNRConfig", "GNSConfig", "GNTSConfig", "MHTConfig", "SBCConfig", "WrapperConfig"]
@@ -19,7 +22,13 @@ _inside = Rule(
 
 @frozen(kw_only=True)
 class WrapperConfig:
-    """Options of every wrapper."""
+    """Options of every wrapper.
+
+    Attributes:
+        defers: class attribute: it may put a step off, as ``arb_ternary.optim.protocol.MayDefer`` says of the wrapper.
+    """
+
+    defers: ClassVar[bool] = True
 
     inner: OptimizerChoice = option(help="the optimizer that steps")
     non_finite: Literal["skip", "raise"] = option(
@@ -41,12 +50,24 @@ class GNTSConfig(WrapperConfig):
 class GNRConfig(WrapperConfig):
     """Options of ``gqc.gnr``."""
 
+    defers: ClassVar[bool] = False
+
     target_norm: float = option(1.0, "norm that gradients are scaled to", validator=positive)
     mode: Literal["global", "independent"] = option(
         "global", "global = one factor for all gradients, independent = one for each parameter"
     )
     per_group: bool = option(False, "scale the gradients of each parameter group by themselves")
     schedule: QuantitySchedule | None = option(None, "how the target goes on; null = it stays")
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if planned is not None and "float" not in planned.kinds:
+            yield (
+                "",
+                "has no effect because votes do not depend on a gradient's norm, and no part of the model is float",
+            )
+        if self.mode == "independent":
+            yield from without_effect(self, "every parameter is scaled by itself in mode independent", "per_group")
 
 
 @frozen(kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from attrs import frozen
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, positive
 
 __all__ = ["QuantitySchedule"]
@@ -31,6 +33,13 @@ class QuantitySchedule:
     def __attrs_post_init__(self) -> None:
         if self.warmup_batches > self.batches:
             raise ValueError(f"'warmup_batches' must be at most 'batches'; {self.warmup_batches} is more")
+
+    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+        """Options of a way, or of a warm-up, that is not taken."""
+        if self.kind == "constant":
+            yield from without_effect(self, "'kind' is constant", "final")
+        if self.warmup_batches == 0:
+            yield from without_effect(self, "'warmup_batches' is 0", "warmup_start")
 
     def value(self, initial: float, batch: int) -> float:
         """The quantity for micro-batch ``batch``, from 0."""

@@ -14,6 +14,7 @@ import attrs
 from attrs import define
 from attrs.validators import instance_of, optional
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import nearest
 
@@ -208,4 +209,53 @@ class GrowthConfig:
             found.append(
                 ("custom_time_mapping", f"has no effect with stack_time_mapping {self.stack_time_mapping}; use custom")
             )
+        if (self.time_interpretation, self.time_encoding_type) == (
+            "input",
+            "sinusoidal",
+        ) and self.time_embedding_dim % 2:
+            found.append(("time_embedding_dim", f"must be even for sinusoidal encoding, not {self.time_embedding_dim}"))
         return found
+
+    def idle_options(self) -> list[tuple[str, str]]:
+        """Options that do nothing beside the others: name, and why."""
+        found = self._adapters_without_effect() + self._cache_without_effect()
+        if self.new_stack_precision != "qlora":
+            found += without_effect(self, "no stack is of precision qlora", "qlora_base")
+        if self.stack_time_mapping != "time_per_stack":
+            reason = f"'stack_time_mapping' is {self.stack_time_mapping}"
+            found += without_effect(self, reason, "time_per_stack")
+        if self.time_interpretation == "depth":
+            reason = "time is the place of a stack ('time_interpretation': depth)"
+            found += without_effect(self, reason, "time_embedding_dim", "time_encoding_type", "time_sampling")
+        return found
+
+    def _adapters_without_effect(self) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        options = ("qlora_rank", "qlora_alpha", "qlora_rank_pattern", "qlora_alpha_pattern")
+        if not (self.qlora_enabled or self.new_stack_precision == "qlora"):
+            found += without_effect(self, "no stack is made with an adapter", *options, "qlora_strategy")
+            if not self.progressive_qlora:
+                found += without_effect(self, "no stack gets an adapter", "adapter_dtype")
+        elif self.qlora_strategy != "progressive":
+            reason = f"'qlora_strategy' is {self.qlora_strategy}"
+            found += without_effect(self, reason, *options[2 if self.qlora_strategy == "simplified" else 0 :])
+        if not self.progressive_qlora:
+            reason = "'progressive_qlora' is false"
+            found += without_effect(self, reason, "progressive_qlora_rank", "progressive_qlora_alpha")
+        return found
+
+    def _cache_without_effect(self) -> list[tuple[str, str]]:
+        options = ("cache_bytes", "cache_folder", "cache_activations", "cache_dtype")
+        reason = ""
+        if not self.enabled:
+            reason = "all stacks are trained together ('enabled' is false)"
+        elif self.trunk_strategy == "qlora":
+            reason = "the trunk changes with every step ('trunk_strategy' is qlora)"
+        elif self.building_mode == "prepend":
+            reason = "the trunk runs on what the new stack makes ('building_mode' is prepend)"
+        if reason:
+            found = without_effect(self, reason, *options)
+            return found if self.enabled else found + without_effect(self, reason, "trunk_strategy")
+        if not self.cache_activations:
+            return without_effect(self, "'cache_activations' is false", *options[:2])
+        return []

@@ -6,18 +6,20 @@ Shapes: ``B`` samples, ``S`` positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import option, positive
 from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.protocols.data import Batch, MaskContext
 from arb_ternary_progressive.masking import GrowthContext, HidingStrategy, ReplacementOptions, RowMasks, growth_of
 from arb_ternary_progressive.masks import time_key
+from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.samples import as_samples
 from arb_ternary_progressive.time import (
     CustomMapping,
@@ -73,6 +75,21 @@ class TimeStepConfig(ReplacementOptions):
             check_fractions(self.fractions, self.num_time_steps)
         except ValueError as error:
             raise ValueError(f"'fractions' {error}") from error
+
+    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``. Phases that are not known here may give any time or none."""
+        grown = [phase.options for phase in run.phases if isinstance(phase.options, ProgressivePhaseConfig)]
+        others = [phase for phase in run.phases if not isinstance(phase.options, ProgressivePhaseConfig)]
+        if all(phase.name == "standard" for phase in others):
+            reason = (
+                "a phase that grows the model says the time of a stack, by its own 'stack_time_mapping', and others "
+            )
+            yield from without_effect(self, reason + "know no stacks", "stack_time_mapping")
+            drawn = [each for each in grown if (each.time_interpretation, each.time_sampling) == ("input", "sample")]
+            if self.time_interpretation == "depth":
+                yield from without_effect(self, "'time_interpretation' is depth", "time_sampling")
+            elif not (others or drawn):
+                yield from without_effect(self, "the phase gives the time of a batch", "time_sampling")
 
 
 class TimeStepMasking(HidingStrategy):

@@ -19,7 +19,7 @@ from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.growth import Stage, release, trunk_stream
 from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking import GrowthContext
-from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
+from arb_ternary_progressive.masking_time_step import depth_time
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
@@ -27,7 +27,7 @@ from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.seeding import derived_generator
-from arb_ternary_train.standard import check_single_lr, log_and_evaluate
+from arb_ternary_train.standard import log_and_evaluate
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -116,7 +116,6 @@ class ProgressivePhase:
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """Grow to ``target_stacks``, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
-        check_single_lr(context.config.optimizer, self.config.lr, f"phases[{context.phase_index}].lr")
         builder = self._builder = self.make_builder(context)
         context.model = builder.build_rack().to(context.device)
         self._find_first_stack(context, builder)
@@ -173,7 +172,6 @@ class ProgressivePhase:
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack."""
-        self._check_times(context, f"phases[{context.phase_index}]")
         model, masking = _as_decoder(context.model), context.masking
         reserved = masking.reserved_ids(context.vocabulary_size) if isinstance(masking, ReservesIds) else ()
         builder = ProgressiveRackBuilder.from_decoder(
@@ -198,27 +196,6 @@ class ProgressivePhase:
                 f"phases[{context.phase_index}].target_stacks: the model has {stacks} stacks already, so that there is "
                 f"nothing to train up to {self.config.target_stacks}",
                 "Ask for more stacks.",
-            )
-
-    def _check_times(self, context: TrainingContext, where: str) -> None:
-        """See that the masking agrees with the phase about times that are an input."""
-        config, masking, name = self.config, context.masking, context.config.masking.name
-        if config.time_interpretation != "input":
-            return
-        if config.time_sampling == "sample" and not (
-            isinstance(masking, TimeStepMasking)
-            and (masking.time_interpretation, masking.time_sampling) == ("input", "sample")
-        ):
-            raise ConfigError(
-                f"{where}.time_sampling: a time for each sample must come from the masking, and {name!r} draws none",
-                "Use masking: {name: time_step, time_interpretation: input, time_sampling: sample}, or "
-                "time_sampling: batch.",
-            )
-        if isinstance(masking, TimeStepMasking) and masking.num_time_steps != config.num_time_steps:
-            raise ConfigError(
-                f"{where}.num_time_steps: {config.num_time_steps} time steps enter the model, and "
-                f"{name!r} hides by {masking.num_time_steps}",
-                "Give the phase and the masking the same number.",
             )
 
     def open_cache(self) -> AbstractContextManager[ActivationCache | None]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 # ruff: noqa: RUF009  # _loop makes attrs fields
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional, positive
+from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_progressive.growth_config import GrowthConfig
-from arb_ternary_train.options import LoopOptions
+from arb_ternary_progressive.time import time_step_for_stack
+from arb_ternary_text.models.config import DecoderConfig, FloatPart
+from arb_ternary_train.options import LoopOptions, loop_contradictions
 from arb_ternary_train.precision import AmpName
 from arb_ternary_train.schedules import ScheduleName
 from arb_ternary_train.standard import EVAL_EVERY
+
+if TYPE_CHECKING:
+    from arb_ternary_train.config import RunConfig
 
 __all__ = ["ProgressivePhaseConfig"]
 
@@ -80,6 +88,11 @@ class ProgressivePhaseConfig(GrowthConfig):
             )
         for key, message in self.contradictions():
             raise ValueError(f"'{key}': {message}")
+        if self.qlora_strategy == "variable" and self.qlora_configs:
+            first = 0 if self.qlora_enabled else 1
+            for stack in range(first, self.target_stacks):
+                if stack not in self.qlora_configs:
+                    raise ValueError(f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is variable")
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
@@ -99,6 +112,92 @@ class ProgressivePhaseConfig(GrowthConfig):
             if self.progressive_qlora and (self.trunk_strategy == "qlora" or not self.enabled or followed):
                 found.add(adapters)
         return frozenset(found)
+
+    @property
+    def trained_stacks(self) -> range:
+        """The stacks that are trained where the model begins with one, in the order of building."""
+        return range(0 if self.train_first else 1, self.target_stacks)
+
+    def planned_in(self, run: RunConfig, planned: Planned) -> Planned:
+        """What the phase trains of a model with the parts ``planned``, and what it leaves frozen."""
+        grown = self._grown_kinds(run.model.options) if isinstance(run.model.options, DecoderConfig) else set()
+        frozen: set[TrainedPart] = set()
+        if self.qlora_enabled or self.new_stack_precision == "qlora" or self.progressive_qlora:
+            learns = self.qlora_enabled or self.new_stack_precision == "qlora" or self.trunk_strategy == "qlora"
+            (grown if learns else frozen).add("ternary" if self.adapter_dtype == "ternary" else "float")
+        kinds = frozenset(grown) | (planned.kinds if self.train_first or not self.enabled else frozenset())
+        return attrs.evolve(
+            planned,
+            kinds=kinds,
+            idle=(planned.kinds | frozen) - kinds,
+            matrices=planned.matrices or "float" in grown | frozen,
+            exponents=planned.exponents or "ternary" in grown | frozen,
+        )
+
+    def _grown_kinds(self, model: DecoderConfig) -> set[TrainedPart]:
+        """What learns in new stacks, adapters aside, and at the end of the model where they are put."""
+        if self.target_stacks == 1:
+            return set()
+
+        def kind(part: FloatPart) -> TrainedPart:
+            return "float" if part in model.float_parts else "ternary"
+
+        found: set[TrainedPart] = set()
+        precision = self.new_stack_precision or ("ternary" if kind("linears") == "ternary" else "full")
+        if precision == "ternary":
+            found |= {"ternary", kind("norms")}
+        elif precision not in ("nvfp4", "qlora"):
+            found.add("float")
+        if self.building_mode == "append" and (model.learned_norms or "norms" in model.float_parts):
+            found.add(kind("norms"))
+        if not model.tie_embeddings:
+            found.add(kind("head" if self.building_mode == "append" else "embedding"))
+        return found
+
+    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        yield from loop_contradictions(self, run, planned)
+        yield from self.idle_options()
+        model = run.model
+        if isinstance(model.options, DecoderConfig) and type(model.options) is not DecoderConfig:
+            yield "", f"stacks are made of the blocks of model decoder; model {model.name!r} has others"
+        yield from self._time_contradictions(run)
+        before = [each.options for each in run.phases if isinstance(each.options, ProgressivePhaseConfig)]
+        there = max((each.target_stacks for each in before[: before.index(self)]), default=1)
+        if there - int(self.train_first) >= self.target_stacks:
+            text = f"the model has {there} stacks already, so that there is nothing to train; ask for more stacks"
+            yield "target_stacks", text if there > 1 else f"{text}, or set train_first to true"
+
+    def _time_contradictions(self, run: RunConfig) -> Iterator[tuple[str, str]]:
+        from arb_ternary_progressive.masking_time_step import TimeStepConfig
+
+        masking = run.masking.options
+        by_time = isinstance(masking, TimeStepConfig)
+        if by_time and masking.num_time_steps != self.num_time_steps:
+            yield (
+                "num_time_steps",
+                f"{self.num_time_steps} time steps, and masking {run.masking.name!r} hides by "
+                f"{masking.num_time_steps}; give both the same number",
+            )
+        drawn = by_time and (masking.time_interpretation, masking.time_sampling) == ("input", "sample")
+        if self.time_interpretation == "input":
+            if self.time_sampling == "sample" and not drawn:
+                yield (
+                    "time_sampling",
+                    f"a time for each sample must come from the masking, and {run.masking.name!r} draws none; use "
+                    "masking: {name: time_step, time_interpretation: input, time_sampling: sample}, or batch",
+                )
+            reason = "time is an input ('time_interpretation': input)"
+            yield from without_effect(self, reason, "stack_time_mapping", "time_per_stack", "custom_time_mapping")
+        elif self.stack_time_mapping == "exponential":
+            count, steps = self.target_stacks, self.num_time_steps
+            linear, grown = (
+                [time_step_for_stack(i, final_depth=count, num_time_steps=steps, mapping=way) for i in range(count)]
+                for way in ("linear", "exponential")
+            )
+            if linear == grown:
+                reason = "every stack has the time step that linear gives it"
+                yield from without_effect(self, reason, "stack_time_mapping")
 
     def loop_options(self, steps: int) -> LoopOptions:
         """The options of the training loop of one stack, of so many optimizer steps.

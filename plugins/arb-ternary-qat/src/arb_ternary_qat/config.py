@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional
+from arb_ternary.optim.protocol import Planned
+from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
 __all__ = ["BitnetAdamWConfig", "BitnetConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
@@ -55,6 +59,13 @@ class DirectConfig(DecoderConfig):
         super().__attrs_post_init__()
         _need_linears("direct", "stores linears as integers", self.float_parts)
 
+    def planned(self) -> Planned:
+        """What an optimizer will find in the model."""
+        others = set(self.float_parts) - {"linears"}
+        found = super().planned()
+        kinds: set[TrainedPart] = {"stored", *(found.kinds if others else found.kinds - {"float"})}
+        return attrs.evolve(found, kinds=frozenset(kinds), matrices=bool(others - {"norms"}))
+
 
 def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> None:
     if "linears" not in float_parts:
@@ -79,6 +90,15 @@ class BitnetAdamWConfig:
         "steps with weight decay, half of all in the recipe; later ones have none; null = all have it",
         validator=optional(non_negative),
     )
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if planned is not None and not planned.matrices:
+            yield from without_effect(self, "no float parameter is a matrix", "weight_decay", "decay_steps")
+        elif self.decay_steps == 0:
+            yield from without_effect(self, "'decay_steps' is 0", "weight_decay")
+        elif self.weight_decay == 0:
+            yield from without_effect(self, "'weight_decay' is 0", "decay_steps")
 
 
 @frozen(kw_only=True)
@@ -111,3 +131,11 @@ class BopConfig:
         1e-3, "share of the new squared gradient in its mean, where normalise is on", validator=and_(gt(0.0), le(1.0))
     )
     eps: float = option(1e-10, "added to that root", validator=gt(0.0))
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        levels = getattr(run.model.options, "levels", "ternary")
+        if levels != "ternary":
+            yield "", f"bop flips ternary weights, and the model's levels are {levels}; use ternary levels, or dqt"
+        if not self.normalise:
+            yield from without_effect(self, "'normalise' is false", "sigma", "eps")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option
-from arb_ternary_votes.sign_votes import SignVotesConfig
+from arb_ternary.optim.protocol import Planned
+from arb_ternary_votes.config import SignVotesConfig
 
-__all__ = ["SignGSDConfig"]
+__all__ = ["MAX_DECAY", "SignGSDConfig"]
+
+#: More decay votes than an accumulator holds mean no more than a full one.
+MAX_DECAY: Final = 127.0
 
 
 @frozen(kw_only=True)
@@ -28,3 +34,17 @@ class SignGSDConfig:
         "error", "a gradient that is NaN: error = stop, zero = a gradient of zero, skip = drop the step"
     )
     votes: SignVotesConfig = option(help="how ternary modules turn votes into flips", factory=SignVotesConfig)
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``; that of ``votes`` is asked too."""
+        if planned is None:
+            return
+        if "ternary" in planned.kinds:
+            if self.maximize:
+                yield "maximize", "ternary modules vote towards a lower loss and cannot be maximized; negate the loss"
+            if self.weight_decay > MAX_DECAY:
+                most = f"{MAX_DECAY:g} votes an update"
+                yield "weight_decay", f"must be at most {most} on ternary modules, not {self.weight_decay:g}"
+        if "float" not in planned.kinds:
+            reason = "the model has no float parameters, and the rate of ternary modules is 'votes.lr'"
+            yield from without_effect(self, reason, "lr", "foreach")

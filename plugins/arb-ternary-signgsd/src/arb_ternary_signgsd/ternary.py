@@ -21,14 +21,14 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary.optim.ternary import is_finite
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_signgsd.config import MAX_DECAY
 from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
-from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
+from arb_ternary_votes.config import SignVotesConfig
+from arb_ternary_votes.sign_votes import SignVotes
 
 __all__ = ["TernarySignGSD", "decay_votes"]
 
 _DECAY_BITS = 20
-#: More decay votes than an accumulator holds mean no more than a full one.
-MAX_DECAY = 127.0
 
 
 def decay_votes(update: int, weight_decay: float) -> int:

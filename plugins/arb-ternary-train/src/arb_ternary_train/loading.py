@@ -17,6 +17,7 @@ from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.added_parts import refused_parts
+from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
 from arb_ternary_train.exact import contradictions, make_exact
@@ -49,7 +50,7 @@ def load_config(
 
 
 def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunConfig]:
-    """Structure the document of a run, check its requirements, and apply ``exact``.
+    """Structure the document of a run, check its requirements, apply ``exact``, and see that its components fit.
 
     Raises:
         ConfigError, EnvironmentProblem: as :func:`load_config`.
@@ -67,7 +68,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         resolved = make_exact(config, exact)
     except Faulty as error:
         raise_faults(error.faults, document.origins, document.source)
-    if refused := refused_parts(resolved):
+    if refused := refused_parts(resolved) or find_contradictions(resolved):
         raise_faults(refused, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({exact})")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
 from attrs import frozen
 
+from arb_ternary.config.choice import Choice
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import fraction, non_negative, option, optional, positive
+from arb_ternary.optim.protocol import Planned
+from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.precision import AmpName, DtypeName
 from arb_ternary_train.schedules import ScheduleName
 
-__all__ = ["LoopOptions"]
+if TYPE_CHECKING:
+    from arb_ternary_train.config import RunConfig
+
+__all__ = ["LoopOptions", "loop_contradictions"]
 
 
 @frozen(kw_only=True)
@@ -77,3 +86,55 @@ class LoopOptions:
     def order(self) -> Literal["random", "sequential"]:
         """The order in which samples are read."""
         return "sequential" if self.preserve_state else "random"
+
+    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """Options that ``run`` refuses, or in which they do nothing; see ``arb_ternary.optim.protocol.Planned``."""
+        return loop_contradictions(self, run, planned)
+
+
+def loop_contradictions(options: Any, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    """Option and what is wrong with it, for the ``options`` of any phase that has those of :class:`LoopOptions`."""
+    if planned is not None and "float" not in planned.kinds:
+        yield from without_effect(options, "the model has no float parameters", "lr", "min_lr", "grad_clip")
+    elif options.min_lr is not None and planned is not None and planned.kinds == {"float"}:
+        yield from without_effect(options, "'min_lr' says where the rate of float parameters ends", "min_rate")
+    if options.lr_schedule in ("constant", "none"):
+        reason = f"no rate falls with 'lr_schedule': {options.lr_schedule}"
+        yield from without_effect(options, reason, "min_rate")
+    if options.lr is not None:
+        yield from _second_rates(run.optimizer, options.lr)
+    if options.grad_clip is not None and getattr(run.optimizer.options, "defers", False):
+        text = f"{run.optimizer.name!r} decides over sums of several gradients, and clipping would act on a partial sum"
+        yield "grad_clip", text
+    yield from _number_formats(options, run, planned)
+    if run.device == "cpu":
+        yield from without_effect(options, "batches stay on the cpu", "pin_memory")
+    model = run.model.options
+    longest, window = getattr(model, "max_length", None), getattr(model, "sliding_window", None)
+    if longest is not None and window is None and options.block_size > longest:
+        yield "block_size", f"{options.block_size} exceeds the context of the model: max_length is {longest}"
+    if getattr(options, "preserve_state", False) and getattr(model, "causal", True) is False:
+        yield "preserve_state", "the model is not causal, and keeps nothing of earlier batches; set causal to true"
+
+
+def _number_formats(options: Any, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+    on_cuda = run.device.startswith("cuda")
+    if not options.use_amp:
+        yield from without_effect(options, "'use_amp' is false", "amp_dtype")
+    elif options.amp_dtype == "float16" and not on_cuda:
+        yield "amp_dtype", f"float16 needs loss scaling, which works on cuda, not on {run.device}; use bfloat16"
+    elif options.amp_dtype == "float16" and planned is not None and planned.kinds - {"float"}:
+        yield "amp_dtype", "float16 scales the loss, and votes are cast before a step can be rejected; use bfloat16"
+    if getattr(options, "dtype", "float32") == "float16" and run.device == "cpu":
+        yield "dtype", "float16 training does not work on cpu; use bfloat16 or float32"
+
+
+def _second_rates(optimizer: Choice[OptimizerSpec], lr: float) -> Iterator[tuple[str, str]]:
+    """A rate of float parameters beside ``lr`` in the optimizer that trains them."""
+    names = [field.name for field in attrs.fields(type(optimizer.options))] if optimizer.options is not None else []
+    nested = [value for name in names if isinstance(value := getattr(optimizer.options, name), Choice)]
+    for choice in nested:
+        yield from _second_rates(choice, lr)
+    if "float" in optimizer.spec.accepts and not nested and "lr" in optimizer.given:
+        own = f"{optimizer.options.lr} in the optimizer {optimizer.name!r}"
+        yield "lr", f"the rate of float parameters is given twice: {lr} here, and {own}; keep one of them"

@@ -12,11 +12,13 @@ from attrs import frozen
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.config.errors import raise_faults
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary_train import hookspecs
 from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore, no_fault, read_checkpoint
 from arb_ternary_train.checkpointer import Checkpointer, restore_run
+from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
@@ -77,6 +79,8 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
 @contextmanager
 def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContext]:
     """The run, built anew or restored; observers hear of its end, whatever that is."""
+    if faults := find_contradictions(config):  # a config that was made in Python has not been asked
+        raise_faults(faults, {}, config.name)
     if request.resume is not None and request.init_from is not None:
         raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
     files, named = _locate(config, request)

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import non_negative, option, optional, positive
-from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.runs import PhaseResult
-from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import LoopOptions
@@ -28,7 +25,6 @@ __all__ = [
     "StandardConfig",
     "StandardPhase",
     "build",
-    "check_single_lr",
     "log_and_evaluate",
 ]
 
@@ -83,7 +79,6 @@ class StandardPhase:
     def run(self, context: TrainingContext) -> PhaseResult:
         """Train to the last step, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
         config, reporter = self.config, context.logbook.reporter
-        check_single_lr(context.config.optimizer, config.lr, f"phases[{context.phase_index}].lr")
         if self._restored is None and config.init_from is not None:
             load_weights(context.model, Path(config.init_from), seed=context.seed)
         loop = self._loop = TrainingLoop(context, config, key=f"phase {context.phase_index}")
@@ -145,32 +140,6 @@ def log_and_evaluate(
     at_the_end = context.in_last_phase and last and ends_phase
     if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:
         context.evaluate(options.eval_batches)
-
-
-def check_single_lr(optimizer: Choice[Any], lr: float | None, path: str) -> None:
-    """Refuse a rate of float parameters that was written in two places.
-
-    Raises:
-        ConfigError: both the phase and the optimizer of float parameters set ``lr``.
-    """
-    if lr is None:
-        return
-    nested = [
-        value for name in _option_names(optimizer) if isinstance(value := getattr(optimizer.options, name), Choice)
-    ]
-    for choice in nested:
-        check_single_lr(choice, lr, path)
-    trains_float = isinstance(optimizer.spec, OptimizerSpec) and "float" in optimizer.spec.accepts
-    if trains_float and not nested and "lr" in optimizer.given:
-        raise ConfigError(
-            f"{path}: the rate of float parameters is given twice: {lr} here, and {optimizer.options.lr} in the "
-            f"optimizer {optimizer.name!r}",
-            "Keep one of them.",
-        )
-
-
-def _option_names(choice: Choice[Any]) -> list[str]:
-    return [attribute.name for attribute in getattr(type(choice.options), "__attrs_attrs__", ())]
 
 
 def build(config: StandardConfig) -> StandardPhase:

@@ -1,13 +1,129 @@
-"""Options of the rules of this plugin."""
+"""Options of the rules, and what a run makes of them. Read without torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
 from attrs import frozen
 from attrs.validators import and_, ge, gt, instance_of, le, lt, optional
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import option
+from arb_ternary.optim.protocol import Planned
 
-__all__ = ["MomentumVotesConfig"]
+__all__ = ["MomentumVotesConfig", "ScaledVotesConfig", "SignVotesConfig"]
+
+_threshold = and_(instance_of(int), ge(1), le(127))
+_NO_EXPONENTS = "no exponent of the model learns by votes"
+
+
+@frozen(kw_only=True)
+class SignVotesConfig:
+    """Options of the sign-vote rule."""
+
+    lr: float = option(
+        1.0, "Rate of flips at the start; a schedule multiplies it. Thresholds are divided by it.", validator=gt(0.0)
+    )
+    accum_threshold: int | None = option(
+        None,
+        "Votes that flip a trit, 1..127; null takes each module's own (32; 7 or 1 with vote_bits 4 or 2).",
+        validator=optional(_threshold),
+    )
+    e_accum_threshold: int | None = option(
+        None, "Votes that move an exponent, 1..127; null takes each module's own (32).", validator=optional(_threshold)
+    )
+    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
+    leak: int = option(
+        0, "Every this many updates, accumulators move one unit towards zero; 0 is never.", validator=ge(0)
+    )
+    gain: float = option(
+        0.0, "How strongly the loss signal lowers or raises the threshold; 0 is not at all.", validator=ge(0.0)
+    )
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if planned is None:
+            return
+        if "ternary" not in planned.kinds:
+            names = [field.name for field in attrs.fields(SignVotesConfig)]
+            yield from without_effect(self, "the model has no ternary modules", *names)
+            return
+        if self.accum_threshold is not None and self.accum_threshold > planned.largest_vote:
+            yield "accum_threshold", _beyond(self.accum_threshold, planned)
+        if not planned.exponents:
+            yield from without_effect(self, _NO_EXPONENTS, "e_accum_threshold", "band")
+        if planned.vote_bits == 2:
+            yield from without_effect(self, "accumulators of 2 bits keep nothing after a step", "leak")
+            if not planned.exponents:
+                yield from without_effect(self, "any vote flips a trit with accumulators of 2 bits", "lr", "gain")
+
+
+@frozen(kw_only=True)
+class ScaledVotesConfig:
+    """Options of the scaled-vote rule."""
+
+    lr: float = option(
+        0.1,
+        "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation.",
+        validator=gt(0.0),
+    )
+    clip: float = option(
+        2.5, "Largest normalised gradient of proportional votes, in standard deviations.", validator=gt(0.0)
+    )
+    tail: bool | None = option(
+        None,
+        "Votes of one quantum where the gradient is in the tail of its distribution, as often as proportional ones; "
+        "null = with 4-bit accumulators and float gradients.",
+        validator=optional(instance_of(bool)),
+    )
+    carry: bool = option(
+        True,
+        "A flip leaves the accumulator what exceeds the cell; false = it starts again in the middle of the cell.",
+        validator=instance_of(bool),
+    )
+    leak: float = option(
+        0.02, "Share of an accumulator that decays each step, times the rate.", validator=and_(ge(0.0), le(1.0))
+    )
+    magnitude_decay: float = option(
+        0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
+    )
+    cell: int | None = option(
+        None,
+        "Quanta a trit, 1..127; null takes 64, 7 or 1 for accumulators of 8, 4 or 2 bits.",
+        validator=optional(and_(instance_of(int), ge(1), le(127))),
+    )
+    exponent_rate: float = option(
+        0.05, "Rate of the exponents at the start: factors of two a step, likewise.", validator=gt(0.0)
+    )
+    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if planned is None or "ternary" not in planned.kinds:
+            return
+        if self.cell is not None and self.cell > planned.largest_vote:
+            yield "cell", _beyond(self.cell, planned)
+        if self.tail and planned.integers:
+            yield (
+                "tail",
+                "true does not go with gradients int8, whose votes are shifts by whole powers of two and cannot be set "
+                "to any number; take gradients float, or leave tail out",
+            )
+        if not planned.exponents:
+            yield from without_effect(self, _NO_EXPONENTS, "exponent_rate", "band")
+        if not planned.integers and (planned.vote_bits == 4 if self.tail is None else self.tail):
+            yield from without_effect(self, "votes of the tail are one quantum", "clip")
+        if planned.vote_bits == 2:
+            yield from without_effect(self, "accumulators of 2 bits keep nothing after a step", "carry", "leak")
+
+
+def _beyond(value: float, planned: Planned) -> str:
+    return (
+        f"{value:g} does not fit accumulators of {planned.vote_bits} bits, which hold up to {planned.largest_vote}; "
+        "give less, or more vote_bits"
+    )
 
 
 @frozen(kw_only=True)
@@ -56,3 +172,19 @@ class MomentumVotesConfig:
         0.05, "Factors of two a step, for a gradient of one standard deviation at the rate 1.", validator=gt(0.0)
     )
     band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        phases = [phase.options for phase in run.phases]
+        if all(getattr(each, "lr_schedule", "") in ("constant", "none") and not each.warmup_steps for each in phases):
+            yield from without_effect(self, "no phase changes the rate", "power")
+        if self.decay == 1.0:
+            yield from without_effect(self, "nothing is left of a momentum whose 'decay' is 1", "carry")
+        if planned is None or "ternary" not in planned.kinds:
+            return
+        if planned.vote_bits == 2:
+            yield "", "a momentum needs accumulators of 8 or 4 bits, and the model's vote_bits are 2; use scaled_votes"
+        if self.quanta is not None and self.quanta > planned.largest_vote:
+            yield "quanta", _beyond(self.quanta, planned)
+        if not planned.exponents:
+            yield from without_effect(self, _NO_EXPONENTS, "exponent_rate", "band")

@@ -49,8 +49,8 @@ class MomentumVotes(NormalisedVotes):
         options: of the rule; None takes the defaults.
 
     Raises:
-        ConfigError: a module has 2-bit accumulators, which cannot hold a momentum, or exponents that learn by
-            correlation; or ``quanta`` are more than its accumulators hold.
+        ConfigError: a module has 2-bit accumulators, which cannot hold a momentum; or ``quanta`` are more than its
+            accumulators hold.
     """
 
     def __init__(self, modules: Mapping[str, TernaryModule], options: MomentumVotesConfig | None = None) -> None:
@@ -131,11 +131,11 @@ def _check(name: str, module: TernaryModule, options: MomentumVotesConfig) -> No
             f"optimizer: momentum_votes keeps a momentum in the accumulators, and those of {name!r} have {bits} bits",
             "Use vote_bits 8 or 4, or the optimizer scaled_votes.",
         )
-    if module.scale_rule == "correlation":
+    if module.accum_threshold != min(32, largest):
         raise ConfigError(
-            f"optimizer: momentum_votes casts scaled votes, and the exponents of {name!r} learn by the signs of "
-            "gradients (scale_rule correlation)",
-            "Use the scale rule residual or frozen, or the optimizer sign_votes.",
+            f"accum_threshold: momentum_votes moves its thresholds by itself, and {name!r} was given "
+            f"{module.accum_threshold}",
+            "Leave it out, or use the optimizer sign_votes or scaled_votes.",
         )
     if options.quanta is not None and options.quanta > largest:
         raise ConfigError(

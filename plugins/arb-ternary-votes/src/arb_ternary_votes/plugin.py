@@ -16,14 +16,14 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
         OptimizerSpec(
             name="scaled_votes",
             target="arb_ternary_votes.scaled_votes:build",
-            config="arb_ternary_votes.scaled_votes:ScaledVotesConfig",
+            config="arb_ternary_votes.config:ScaledVotesConfig",
             accepts=frozenset({"ternary"}),
             summary="votes as large as the gradient, rounded stochastically; the default",
         ),
         OptimizerSpec(
             name="sign_votes",
             target="arb_ternary_votes.sign_votes:build",
-            config="arb_ternary_votes.sign_votes:SignVotesConfig",
+            config="arb_ternary_votes.config:SignVotesConfig",
             accepts=frozenset({"ternary"}),
             summary="votes in 8-bit accumulators; a full accumulator flips a trit",
         ),

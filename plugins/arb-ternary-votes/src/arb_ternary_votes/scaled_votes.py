@@ -17,13 +17,12 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, Final
 
-from attrs import asdict, frozen
-from attrs.validators import and_, ge, gt, instance_of, le, lt, optional
+from attrs import asdict
 from torch import Tensor
 
-from arb_ternary.config.options import option
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers
 
 __all__ = ["CELLS", "ScaledVotes", "ScaledVotesConfig", "build"]
@@ -38,46 +37,6 @@ _TAIL_NOISE_SHIFT: Final = 2
 _TAIL_LIMIT: Final = 1.25
 #: ``E|x|`` of a normal gradient of one standard deviation.
 _MEAN_SIZE: Final = math.sqrt(2.0 / math.pi)
-
-
-@frozen(kw_only=True)
-class ScaledVotesConfig:
-    """Options of the scaled-vote rule."""
-
-    lr: float = option(
-        0.1,
-        "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation.",
-        validator=gt(0.0),
-    )
-    clip: float = option(
-        2.5, "Largest normalised gradient of proportional votes, in standard deviations.", validator=gt(0.0)
-    )
-    tail: bool | None = option(
-        None,
-        "Votes of one quantum where the gradient is in the tail of its distribution, as often as proportional ones; "
-        "null = with 4-bit accumulators and float gradients.",
-        validator=optional(instance_of(bool)),
-    )
-    carry: bool = option(
-        True,
-        "A flip leaves the accumulator what exceeds the cell; false = it starts again in the middle of the cell.",
-        validator=instance_of(bool),
-    )
-    leak: float = option(
-        0.02, "Share of an accumulator that decays each step, times the rate.", validator=and_(ge(0.0), le(1.0))
-    )
-    magnitude_decay: float = option(
-        0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
-    )
-    cell: int | None = option(
-        None,
-        "Quanta a trit, 1..127; null takes 64, 7 or 1 for accumulators of 8, 4 or 2 bits.",
-        validator=optional(and_(instance_of(int), ge(1), le(127))),
-    )
-    exponent_rate: float = option(
-        0.05, "Rate of the exponents at the start: factors of two a step, likewise.", validator=gt(0.0)
-    )
-    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
 
 
 class ScaledVotes(NormalisedVotes):
@@ -95,7 +54,7 @@ class ScaledVotes(NormalisedVotes):
         carry: whether a flip keeps what exceeds the cell.
         leak: share of an accumulator that decays each step, times the rate.
         magnitude_decay: of the running magnitudes.
-        cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits.
+        cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
         band: how far exponents may move from their origin.
 
@@ -130,10 +89,12 @@ class ScaledVotes(NormalisedVotes):
             band=band,
         )
         for name, module in modules.items():
-            if cell is not None and cell > module.shape.largest_vote:
+            held = _cell({"cell": cell, "accum_threshold": module.accum_threshold}, module)
+            if held > module.shape.largest_vote:
+                which = "cell" if cell else f"accum_threshold: {module.accum_threshold} makes a cell"
                 raise ValueError(
-                    f"cell: {cell} does not fit the {module.shape.vote_bits}-bit accumulators of {name!r}, which hold "
-                    f"up to {module.shape.largest_vote}"
+                    f"{which}: {held} does not fit the {module.shape.vote_bits}-bit accumulators of {name!r}, which "
+                    f"hold up to {module.shape.largest_vote}"
                 )
             if tail and casts_integers(module):
                 raise ValueError(
@@ -169,7 +130,9 @@ def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
 
 
 def _cell(group: Mapping[str, Any], module: TernaryModule) -> int:
-    return int(group["cell"] or CELLS[module.shape.vote_bits])
+    """The group's cell, or as many quanta for each of its threshold's votes as the default has."""
+    usual = min(32, module.shape.largest_vote)
+    return int(group["cell"] or CELLS[module.shape.vote_bits] * group["accum_threshold"] // usual)
 
 
 def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:

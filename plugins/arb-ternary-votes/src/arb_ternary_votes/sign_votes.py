@@ -12,44 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attrs import asdict, frozen
-from attrs.validators import and_, ge, gt, instance_of, le, optional
+from attrs import asdict
 from torch import Tensor
 
-from arb_ternary.config.options import option
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_votes.config import SignVotesConfig
 
 __all__ = ["SignVotes", "SignVotesConfig", "build", "effective_threshold"]
-
-_threshold = and_(instance_of(int), ge(1), le(127))
-
-
-@frozen(kw_only=True)
-class SignVotesConfig:
-    """Options of the sign-vote rule."""
-
-    lr: float = option(
-        1.0, "Rate of flips at the start; a schedule multiplies it. Thresholds are divided by it.", validator=gt(0.0)
-    )
-    accum_threshold: int | None = option(
-        None,
-        "Votes that flip a trit, 1..127; null takes each module's own (32; 7 or 1 with vote_bits 4 or 2).",
-        validator=optional(_threshold),
-    )
-    e_accum_threshold: int | None = option(
-        None, "Votes that move an exponent, 1..127; null takes each module's own (32).", validator=optional(_threshold)
-    )
-    band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
-    leak: int = option(
-        0, "Every this many updates, accumulators move one unit towards zero; 0 is never.", validator=ge(0)
-    )
-    gain: float = option(
-        0.0, "How strongly the loss signal lowers or raises the threshold; 0 is not at all.", validator=ge(0.0)
-    )
 
 
 def effective_threshold(threshold: int, lr: float, gain: float, signal: float | None, mean: float | None) -> int:

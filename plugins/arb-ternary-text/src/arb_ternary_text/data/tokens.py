@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, option, optional, positive
 from arb_ternary.errors import DataError
 from arb_ternary_text.data.memmap import open_tokens
@@ -52,6 +53,13 @@ class TokensConfig:
         if (self.tokenizer is None) == (self.vocabulary_size is None):
             given = "neither was given" if self.tokenizer is None else "both were given"
             raise ValueError(f"give either tokenizer or vocabulary_size: {given}")
+
+    def contradictions_in(self, run: Any, planned: Any) -> list[tuple[str, str]]:
+        """A ``dtype`` where no file needs one, or none where one does."""
+        raw = [path for path in (self.train, self.validation) if path is not None and path.endswith(".bin")]
+        if raw and self.dtype is None:
+            return [("dtype", f"must be given: {raw[0]} does not say what it holds")]
+        return [] if raw else without_effect(self, ".npy files know their own", "dtype")
 
 
 def build(config: TokensConfig) -> StreamSource:

@@ -8,6 +8,8 @@ from attrs import Attribute, frozen
 from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.options import Rule, option, positive
+from arb_ternary.optim.protocol import Planned
+from arb_ternary.specs import TrainedPart
 
 __all__ = ["FLOAT_PARTS", "DecoderConfig", "FloatPart"]
 
@@ -182,6 +184,34 @@ class DecoderConfig:
             raise ValueError("'scale_rule' has no effect when head and linears are in 'float_parts'")
         if self.embedding_scale_rule != "residual" and "embedding" in self.float_parts:
             raise ValueError("'embedding_scale_rule' has no effect when 'float_parts' names embedding")
+
+    def planned(self) -> Planned:
+        """What an optimizer will find in the decoder."""
+        embedding, gains = "embedding" not in self.float_parts, self._ternary_gains
+        whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
+        there: dict[TrainedPart, bool] = {
+            "ternary": embedding or gains or self._ternary_linears,
+            "float": bool(self.float_parts),
+        }
+        return Planned(
+            kinds=frozenset(kind for kind in there if there[kind]),
+            matrices=bool({"embedding", "head", "linears"} & set(self.float_parts)),
+            vote_bits=self.vote_bits,
+            integers=self.gradients == "int8" and (embedding or gains or (whole and self._ternary_linears)),
+            exponents=(embedding and self.embedding_scale_rule == "residual")
+            or (self.scale_rule == "residual" and (gains or self._ternary_linears)),
+        )
+
+    @property
+    def _ternary_linears(self) -> bool:
+        """Whether a linear of the blocks, or a head of its own, is ternary."""
+        return not {"linears", "head"} <= set(self.float_parts) and not (
+            self.tie_embeddings and "linears" in self.float_parts
+        )
+
+    @property
+    def _ternary_gains(self) -> bool:
+        return self.learned_norms and "norms" not in self.float_parts
 
     @property
     def key_heads(self) -> int:

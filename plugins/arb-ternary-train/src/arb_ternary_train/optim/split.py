@@ -5,16 +5,22 @@ Modules with integer weights of their own format (:mod:`arb_ternary.ternary.mode
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Final
+
 from attrs import evolve, frozen
 from torch.optim import Optimizer
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import Trainable, build_optimizer
+from arb_ternary.optim.protocol import Planned, Trainable, build_optimizer
 from arb_ternary.optim.ternary import JoinedOptimizer
 
 __all__ = ["SplitConfig", "build"]
+
+#: What each of the two optimizers trains.
+_KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
 
 
 @frozen(kw_only=True)
@@ -23,6 +29,19 @@ class SplitConfig:
 
     ternary: OptimizerChoice = default_choice("scaled_votes", "Optimizer of the ternary modules.")
     float: OptimizerChoice = default_choice("adamw", "Optimizer of the float parameters.")
+
+    def planned_for(self, name: str, planned: Planned) -> Planned:
+        """What the optimizer ``name`` is given of ``planned``."""
+        return evolve(planned, kinds=planned.kinds & _KINDS[name], idle=planned.idle & _KINDS[name])
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """Parts that the model lacks, and optimizers that put steps off: every part has to step."""
+        for name, kinds in _KINDS.items():
+            choice: OptimizerChoice = getattr(self, name)
+            if planned is not None and not kinds & (planned.kinds | planned.idle):
+                yield name, f"the model has no {name} parts to train; name the other optimizer alone, without 'split'"
+            if getattr(choice.options, "defers", False):
+                yield name, f"{choice.name!r} puts steps off: the wrapper goes around `split`, not inside it"
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
