@@ -77,7 +77,7 @@ def write(folder: Path, model: str, optimizer: Any, growth: dict[str, Any], befo
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     brief = {"batch_size": 2, "block_size": 8, "eval_every": 0}
-    phase = {"name": "progressive", "target_stacks": 2, "steps_per_stack": 2, **brief, "qlora_rank": 2, **growth}
+    phase = {"name": "progressive", "target_stacks": 2, "steps_per_stack": 2, **brief, **growth}
     config = {
         "name": "later",
         "backend": "torch",

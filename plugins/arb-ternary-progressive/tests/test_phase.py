@@ -386,7 +386,7 @@ def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "ternary", "qlora"])
 def test_new_stacks_have_the_precision_that_is_asked_for(tmp_path: Path, precision: str) -> None:
     optimizer = TestQlora.run["optimizer"]
-    options = {"target_stacks": 2, "new_stack_precision": precision, "qlora_rank": 2, "steps_per_stack": 2}
+    options = {"target_stacks": 2, "new_stack_precision": precision, "steps_per_stack": 2}
     model = {**TERNARY, "float_parts": ["head"]}
     # While a float stack is trained nothing ternary learns: the optimizer's part for it rests.
     run = grow(tmp_path, options, model=model, optimizer=optimizer)

@@ -241,6 +241,6 @@ def test_a_config_of_training_in_python_can_be_planned_too(tmp_path: Path, capsy
 def test_what_cannot_be_planned_is_an_error(write: Callable[..., Path]) -> None:
     path = write()
     with pytest.raises(ConfigError, match="none of them is progressive"):
-        plan_file(path, ("phases=[{name: standard}]",))
+        plan_file(path, ("phases=[{name: standard, block_size: 8}]",))
     with pytest.raises(ConfigError, match="--batch-size"):
         plan_file(path, batch_size=4)

@@ -80,7 +80,7 @@ class Planned:
     @property
     def largest_vote(self) -> int:
         """What an accumulator holds: 127, 7 or 1."""
-        return 2 ** (self.vote_bits - 1) - 1
+        return (1 << self.vote_bits - 1) - 1
 
 
 @frozen

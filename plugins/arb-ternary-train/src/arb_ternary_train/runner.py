@@ -10,9 +10,9 @@ from typing import Any
 from attrs import frozen
 
 from arb_ternary.backends.select import use_backend
+from arb_ternary.config.errors import raise_faults
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml
-from arb_ternary.config.errors import raise_faults
 from arb_ternary.errors import ArbError, CheckpointError, Interrupted, UsageProblem
 from arb_ternary_train import hookspecs
 from arb_ternary_train.build import RunParts, build_parts, build_phase, require_protocol, versions_of
