@@ -62,7 +62,7 @@ def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
 def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    options = ["--rules", "sign_votes_8", "--tokens", str(40 * STEP_TOKENS), "--tuning-tokens", str(40 * STEP_TOKENS)]
+    options = ["--rules", "sign_votes_8", "--tokens", str(20 * STEP_TOKENS), "--tuning-tokens", str(20 * STEP_TOKENS)]
     folder = tmp_path / "study"
     trials, runs = folder / "trials", folder / "runs"
 
@@ -103,12 +103,12 @@ def end_in_the_middle(folder: Path, options: list[str], number: signal.Signals) 
 
 
 def under_way(folder: Path) -> list[str]:
-    """Runs that have taken a few of their 40 steps."""
+    """Runs that have taken a few of their 20 steps."""
     steps: dict[str, int] = {}
     for path in folder.glob("runs/*/checkpoints/step-*"):
         name, step = path.parents[1].name, int(path.name.rpartition("-")[2])
         steps[name] = max(step, steps.get(name, 0))
-    return [name for name, step in steps.items() if step <= 20]
+    return [name for name, step in steps.items() if step <= 12]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -31,6 +31,7 @@ class QualitySize:
         width, layers, heads, feed_forward: of the decoder.
         tokens: that each seed of a recipe trains on.
         tuning_tokens: that each trial trains on.
+        amp: whether matrices are multiplied in bfloat16; slower than float32 on a processor without instructions for it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class QualitySize:
     feed_forward: int
     tokens: int
     tuning_tokens: int
+    amp: bool = True
 
 
 #: About 1.1 million linear weights, 4.1 million, and one that a test can wait for.
@@ -54,7 +56,14 @@ SIZES: Final[Mapping[str, QualitySize]] = MappingProxyType(
                 name="medium", width=320, layers=4, heads=5, feed_forward=640, tokens=8 << 20, tuning_tokens=1 << 20
             ),
             QualitySize(
-                name="tiny", width=64, layers=2, heads=2, feed_forward=128, tokens=1 << 16, tuning_tokens=1 << 15
+                name="tiny",
+                width=64,
+                layers=2,
+                heads=2,
+                feed_forward=128,
+                tokens=1 << 16,
+                tuning_tokens=1 << 15,
+                amp=False,
             ),
         )
     }
@@ -96,8 +105,7 @@ def base_config(size: QualitySize, *, name: str, steps: int, seed: int, tuning: 
             "lr_schedule": "cosine",
             "warmup_steps": min(100, steps // 10),
             "grad_clip": 1.0,
-            "use_amp": True,
-            "amp_dtype": "bfloat16",
+            **({"use_amp": True, "amp_dtype": "bfloat16"} if size.amp else {}),
             "log_every": max(1, steps // 10),
             # A trial is judged by its last loss alone.
             "eval_every": steps if tuning else max(1, steps // _CURVE),
