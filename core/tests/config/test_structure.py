@@ -134,6 +134,13 @@ def test_all_faults_are_reported_at_once_validators_included(faults: Any) -> Non
     ]
 
 
+@pytest.mark.parametrize(("word", "meant"), [("learning_rate", "lr"), ("Learning_Rate", "lr"), ("max_steps", "steps")])
+def test_a_key_by_the_name_that_other_programs_give_it_is_explained_by_meaning(
+    word: str, meant: str, faults: Any
+) -> None:
+    assert faults(components.Standard, {"steps": 1, word: 1})[0] == f"{word}: unknown key; did you mean '{meant}'?"
+
+
 def test_a_failure_of_the_whole_class_is_located_at_the_option_it_names(faults: Any) -> None:
     assert faults(components.Stack, {"width": 65}) == [
         "width: must be a multiple of 'heads'; 65 is not a multiple of 4"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import ProgressiveConfig
@@ -489,3 +490,13 @@ def test_a_stop_during_the_evaluation_after_a_stack_loses_nothing(
     )
     assert models[0] == models[1]
     assert states[0] == states[1]
+
+
+def test_an_option_of_the_command_for_a_key_that_the_phase_lacks_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [progressive]\n")
+    assert main(["train", str(config), "--run-dir", str(tmp_path / "run"), "--steps", "3"]) == 2
+    assert "-o phases.0.steps=3: phases[0].steps: unknown key" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ from torch import nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
-from arb_ternary_signgsd import NanGradientError, SignGSD
+from arb_ternary_signgsd import NanGradientError, ScaledOptum, SignGSD
 
 
 def expected_step(
@@ -374,3 +374,10 @@ def test_a_restored_optimizer_has_the_groups_of_one_that_was_never_saved() -> No
     optimizer, restored = SignGSD([parameter]), SignGSD([parameter])
     restored.load_state_dict(optimizer.state_dict())
     assert restored.state_dict() == optimizer.state_dict()
+
+
+def test_the_name_of_the_source_document_is_the_same_optimizer() -> None:
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    parameter.grad = torch.tensor([3.0, 0.5])
+    ScaledOptum([parameter], lr=0.5, weight_decay=0.5).step()
+    assert parameter.tolist() == [1.0 - 0.5 * 1.5, -2.0 - 0.5 * 0.5]

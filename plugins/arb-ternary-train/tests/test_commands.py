@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from arb_ternary.cli.main import main
+from arb_ternary_train.loading import load_config
 
 CONFIG = """
 name: tiny
@@ -143,3 +144,22 @@ def test_export_writes_a_file_and_names_an_unknown_exporter(capsys: pytest.Captu
     capsys.readouterr()
     assert main(["export", "here", "x", "--to", "onnx"]) == 2
     assert "no exporter is called 'onnx'" in capsys.readouterr().err
+
+
+def test_common_settings_have_options_of_their_own() -> None:
+    options = ["--steps", "3", "--batch-size", "4", "--preserve-state", "--device", "cpu"]
+    assert main(["train", "tiny.yaml", "--run-dir", "run", "-o", "phases.0.steps=9", *options]) == 0
+    config = load_config("run/config.yaml").config
+    phase = config.phases[0].options
+    assert (phase.steps, phase.batch_size, phase.preserve_state, config.device) == (3, 4, True, "cpu")
+    assert json.loads(Path("run/result.json").read_text())["steps"] == 3
+
+
+def test_such_an_option_needs_a_single_phase_and_a_value_that_the_config_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "tiny.yaml", "--run-dir", "run", "-o", "phases=[standard, standard]", "--steps", "3"]) == 2
+    assert "--steps: tiny.yaml has not exactly one phase" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "--run-dir", "run", "--device", "moon"]) == 2
+    assert "device: must be cpu, cuda, cuda:N or mps" in capsys.readouterr().err
+    assert not Path("run").exists()

@@ -40,6 +40,20 @@ _Hook = Callable[[Any, Any], Any]
 GIVEN = "given"
 #: Keys of a component's mapping that are not options.
 _RESERVED = frozenset({"name", GIVEN})
+#: What other programs call a key; where several of ours are meant, the first that is a key in that place.
+_ALSO_CALLED = {
+    "lr": "learning_rate learningrate alpha step_size eta",
+    "weight_decay": "wd l2",
+    "beta1": "betas momentum",
+    "grad_clip": "clip max_grad_norm clip_grad_norm gradient_clip gradient_clip_val",
+    "gradient_accumulation_steps": "accum accumulate grad_accum grad_accum_steps accumulation_steps",
+    "batch_size": "bs batch batchsize micro_batch_size per_device_train_batch_size",
+    "block_size": "seq seq_len seqlen seq_length sequence_length context context_length ctx max_length",
+    "max_length": "seq seq_len seqlen seq_length sequence_length context context_length ctx block_size",
+    "steps": "iters iterations max_iters max_steps num_steps train_steps",
+    "width": "d_model dim hidden_size embed_dim n_embd",
+    "feed_forward": "d_ff ffn_dim intermediate_size mlp_dim",
+}
 #: What the plain values of a type are, by its shape.
 _WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}
 
@@ -287,7 +301,8 @@ def _faults(error: Exception, path: Path, keys: Collection[str] = ()) -> Iterato
             yield from _faults(inner, (*path, place.index))
     elif isinstance(error, ForbiddenExtraKeysError):
         for key in sorted(error.extra_fields, key=str):
-            close = nearest(str(key), keys)
+            meant = (ours for ours, words in _ALSO_CALLED.items() if ours in keys and str(key).lower() in words.split())
+            close = next(meant, None) or nearest(str(key), keys)
             advice = f"the keys here are {', '.join(sorted(keys))}" if keys else "there are none here"
             yield Fault((*path, key), "unknown key; " + (f"did you mean '{close}'?" if close else advice))
     elif isinstance(error, Faulty):

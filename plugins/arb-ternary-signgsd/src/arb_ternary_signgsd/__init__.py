@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arb_ternary_signgsd.sign_gsd import NanGradientError, SignGSD
+    from arb_ternary_signgsd.sign_gsd import NanGradientError, ScaledOptum, SignGSD
 
 __version__ = "0.1.0"
 
-_LAZY = {"NanGradientError": "arb_ternary_signgsd.sign_gsd", "SignGSD": "arb_ternary_signgsd.sign_gsd"}
+_LAZY = dict.fromkeys(("NanGradientError", "ScaledOptum", "SignGSD"), "arb_ternary_signgsd.sign_gsd")
 
-__all__ = ["NanGradientError", "SignGSD", "__version__"]
+__all__ = ["NanGradientError", "ScaledOptum", "SignGSD", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ArbError, ConfigError, nearest
 from arb_ternary.optim.protocol import StepOutcome
 
-__all__ = ["NAN_POLICIES", "NanGradientError", "NanPolicy", "SignGSD"]
+__all__ = ["NAN_POLICIES", "NanGradientError", "NanPolicy", "ScaledOptum", "SignGSD"]
 
 NanPolicy = Literal["error", "zero", "skip"]
 
@@ -209,6 +209,10 @@ class SignGSD(Optimizer):
         name = f" ({names[entry.position]!r})" if names else ""
         shape = tuple(entry.parameter.shape)
         return f"SignGSD: param group {entry.group}, parameter {entry.position}{name}, shape {shape}"
+
+
+#: The name of the source document that the rule comes from.
+ScaledOptum = SignGSD
 
 
 def find_nan(gradients: Sequence[Tensor]) -> list[int]:

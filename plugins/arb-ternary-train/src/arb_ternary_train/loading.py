@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
+from typing import Any
 
 from attrs import evolve
 
@@ -13,7 +14,7 @@ from arb_ternary.config.errors import Fault, Faulty, Origin, find_origin, raise_
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.structure import structure_with_faults
 from arb_ternary.config.yaml_document import Document, LoadedConfig
-from arb_ternary.errors import ArbError, EnvironmentProblem
+from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
 from arb_ternary_train.added_parts import refused_parts
@@ -23,7 +24,7 @@ from arb_ternary_train.config_file import apply_overrides, read_document, set_va
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
 
-__all__ = ["load_config", "structure_run"]
+__all__ = ["in_only_phase", "load_config", "structure_run"]
 
 
 def load_config(
@@ -47,6 +48,26 @@ def load_config(
     document = _apply_environment(apply_overrides(read_document(path), overrides))
     document = _load_plugin_files(document, FilePath(path).parent, host)
     return structure_run(document, host.registry)
+
+
+def in_only_phase(path: str | os.PathLike[str], overrides: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    """The overrides that give the only phase of a config the ``settings`` that are not None.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        UsageProblem: the config has several phases, or none.
+    """
+    given = {key: value for key, value in settings.items() if value is not None}
+    if given:
+        data = apply_overrides(read_document(path), overrides).data
+        phases = data.get("phases") if isinstance(data, dict) else None
+        if not isinstance(phases, list) or len(phases) != 1:
+            key, value = next(iter(given.items()))
+            raise UsageProblem(
+                f"--{key.replace('_', '-')}: {path} has not exactly one phase",
+                f"Say which: -o phases.N.{key}={str(value).lower()}",
+            )
+    return [f"phases.0.{key}={str(value).lower()}" for key, value in given.items()]
 
 
 def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunConfig]:

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from arb_ternary.config.errors import parse_path
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
-from arb_ternary.errors import ArbError, render
+from arb_ternary.errors import ArbError, ConfigError, render
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.schema import json_schema
@@ -326,3 +326,25 @@ def test_the_schema_refuses_what_does_not_load(failure: Any, plugins: Any, more:
 
 def test_a_loaded_config_says_in_a_few_words_what_it_trains(load: Any) -> None:
     assert load(MINIMAL).summary == "decoder on shakespeare, adam, phases standard"
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("phases.0.learning_rate=0.1", "lr"),
+        ("phases.0.bs=4", "batch_size"),
+        ("phases.0.seq_len=64", "block_size"),
+        ("model.seq_len=64", "max_length"),
+        ("model.d_model=64", "width"),
+        ("optimizer={name: adamw, wd: 0.1}", "weight_decay"),
+        ("optimizer={name: adamw, betas: [0.9, 0.95]}", "beta1"),
+        ("optimizer={name: adamw, learning_rate: 0.1}", "lr"),
+    ],
+)
+def test_words_of_other_programs_lead_to_the_keys_of_ours(tmp_path: Path, override: str, meant: str) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "data: shakespeare\nmodel: decoder\noptimizer: scaled_votes\nphases: [{name: standard, steps: 4}]\n"
+    )
+    with pytest.raises(ConfigError, match=f"unknown key; did you mean '{meant}'"):
+        load_config(config, [override])

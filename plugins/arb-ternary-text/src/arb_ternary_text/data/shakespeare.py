@@ -64,5 +64,5 @@ def load_text(part: Literal["train", "validation"]) -> str:
     except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise DataError(
             f"{packed}: the built-in text cannot be read: {error}",
-            "pip install --force-reinstall --no-deps arb-ternary-core",
+            "pip install --force-reinstall --no-deps arb-ternary-text",
         ) from error

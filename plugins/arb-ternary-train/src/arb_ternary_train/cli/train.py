@@ -16,6 +16,14 @@ __all__ = ["train"]
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of the config's only phase.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a micro-batch of the config's only phase.")
+@click.option(
+    "--preserve-state",
+    is_flag=True,
+    help="The config's only phase reads each row as one continuous text, and the model keeps what it remembers of it.",
+)
+@click.option("--device", metavar="NAME", help="Where the model lives: cpu, cuda, cuda:N or mps.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/NAME, made unique.")
 @click.option(
     "--resume",
@@ -31,6 +39,10 @@ __all__ = ["train"]
 def train(
     config: Path,
     overrides: tuple[str, ...],
+    steps: int | None,
+    batch_size: int | None,
+    preserve_state: bool,
+    device: str | None,
     run_dir: Path | None,
     resume: str | None,
     init_from: Path | None,
@@ -39,16 +51,19 @@ def train(
 ) -> None:
     """Run the phases of CONFIG.
 
+    --steps, --batch-size, --preserve-state and --device say the same as -o does, and go before it.
     A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first checkpoint that is
     damaged is passed over by `--resume auto` and refused by `--resume PATH`.
     """
     wait_passively()
     from arb_ternary.errors import ArbError
-    from arb_ternary_train.loading import load_config
+    from arb_ternary_train.loading import in_only_phase, load_config
     from arb_ternary_train.runner import RunRequest
     from arb_ternary_train.runner import train as run
 
-    loaded = load_config(config, overrides)
+    phase = {"steps": steps, "batch_size": batch_size, "preserve_state": True if preserve_state else None}
+    common = [*in_only_phase(config, overrides, phase), *([] if device is None else [f"device={device}"])]
+    loaded = load_config(config, [*overrides, *common])
     if backend is None and loaded.origins["backend",].kind == "override":
         backend = loaded.config.backend  # -o is the command line too, and goes before the environment
     report = run(loaded.config, RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend))
