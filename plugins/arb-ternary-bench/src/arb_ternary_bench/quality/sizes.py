@@ -31,7 +31,8 @@ class QualitySize:
         width, layers, heads, feed_forward: of the decoder.
         tokens: that each seed of a recipe trains on.
         tuning_tokens: that each trial trains on.
-        amp: whether matrices are multiplied in bfloat16; slower than float32 on a processor without instructions for it.
+        amp: whether matrices are multiplied in bfloat16, which is slower on a processor without instructions for it.
+        eval_batches: of a point of the loss curve.
     """
 
     name: str
@@ -42,6 +43,7 @@ class QualitySize:
     tokens: int
     tuning_tokens: int
     amp: bool = True
+    eval_batches: int = 16
 
 
 #: About 1.1 million linear weights, 4.1 million, and one that a test can wait for.
@@ -64,6 +66,7 @@ SIZES: Final[Mapping[str, QualitySize]] = MappingProxyType(
                 tokens=1 << 16,
                 tuning_tokens=1 << 15,
                 amp=False,
+                eval_batches=1,
             ),
         )
     }
@@ -109,7 +112,7 @@ def base_config(size: QualitySize, *, name: str, steps: int, seed: int, tuning: 
             "log_every": max(1, steps // 10),
             # A trial is judged by its last loss alone.
             "eval_every": steps if tuning else max(1, steps // _CURVE),
-            "eval_batches": 16,
+            "eval_batches": size.eval_batches,
         },
         "checkpoint": {"every": max(1, steps // 10), "keep": 2},
     }
