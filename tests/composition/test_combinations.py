@@ -79,13 +79,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a split of a float model": (
         {"model": {"float_parts": FLOATS}, "optimizer": SPLIT}, "optimizer.ternary", "the model has no ternary parts",
     ),
-    "a part that puts steps off": (
+    "clipping beside a part that puts steps off": (
         {
             "model": {"float_parts": ["head"]},
             "optimizer": {"name": "split", "float": {"name": "gqc.gnts", "inner": "adamw"}},
+            "phase": {"grad_clip": 1.0},
         },
-        "optimizer.float",
-        "puts steps off",
+        "phases[0].grad_clip",
+        "clipping would act on a partial sum",
     ),
     "clipping of a part of a sum": (
         {

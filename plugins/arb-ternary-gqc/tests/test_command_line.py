@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,28 @@ def test_what_cannot_be_is_said_before_anything_is_built(capsys: pytest.CaptureF
     assert "clipping would act on a partial sum" in capsys.readouterr().err
 
 
-def test_a_wrapper_inside_split_says_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
-    wrapped = "{name: gqc.sbc, initial_logical_batch_size: 3.0, inner: sign_votes}"
-    assert train(f"{{name: split, ternary: {wrapped}, float: adamw}}") == 2
-    assert (
-        "optimizer.ternary: 'gqc.sbc' puts steps off: the wrapper goes around `split`, not inside it"
-        in capsys.readouterr().err
-    )
+WRAPPERS = ["gnts, threshold: 0.05", "sbc, initial_logical_batch_size: 3", "mht", "gns, noise_multiplier: 0.01"]
+
+
+@pytest.mark.parametrize(("wrapper", "inside"), [("gnr", "float"), *product(WRAPPERS, ("ternary", "float", "both"))])
+def test_a_wrapper_inside_split_waits_for_itself_and_resumes_in_mid_draw(wrapper: str, inside: str) -> None:
+    parts = {"ternary": "{name: scaled_votes, lr: 0.8}", "float": "adamw"}
+    for part in parts if inside == "both" else [inside]:
+        estimator = ", estimator: norm_variance" if "gns" in wrapper and part == "ternary" else ""
+        draws = "" if "gnr" in wrapper else ", max_batch_draws: 4"
+        parts[part] = f"{{name: gqc.{wrapper}{draws}{estimator}, inner: {parts[part]}}}"
+    optimizer = f"{{name: split, ternary: {parts['ternary']}, float: {parts['float']}}}"
+    assert train(optimizer, "-o", "checkpoint={every: 1, keep: 9}") == 0
+    shutil.copytree("run", "whole")
+    for later in sorted(Path("run", "checkpoints").glob("step-*"))[2:]:
+        shutil.rmtree(later)
+    assert train(optimizer, "-o", "checkpoint={every: 1, keep: 9}", "--resume", "auto") == 0
+    for file in ("model.safetensors", "state.safetensors"):
+        ends = [Path(run, "checkpoints", "step-00000006", file).read_bytes() for run in ("run", "whole")]
+        assert ends[0] == ends[1], file
+
+
+def test_grad_clip_is_refused_where_a_part_of_split_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer = "{name: split, ternary: scaled_votes, float: {name: gqc.gnts, inner: adamw}}"
+    assert train(optimizer, "-o", "phases.0.grad_clip=1.0") == 2
+    assert "clipping would act on a partial sum" in capsys.readouterr().err

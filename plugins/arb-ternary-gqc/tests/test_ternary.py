@@ -309,3 +309,25 @@ def test_the_mean_loss_of_the_draws_reaches_an_inner_rule_that_wants_it() -> Non
         backward(model, seed)
         wrapper.step(loss_signal=loss)
     assert inner.signal == 2.0
+
+
+def test_in_a_joined_optimizer_a_waiting_part_keeps_its_draws_while_the_other_steps() -> None:
+    ternary = layer()
+    weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
+    plain, waiting = (torch.optim.SGD([weight], lr=1.0) for weight in weights)
+    wrapper = gqc.ScheduledBatch(waiting, 1, 3)
+    optimizer = JoinedOptimizer(
+        {"ternary": SignVotes(collect_trainable(ternary).ternary), "plain": plain, "waiting": wrapper}
+    )
+    gradients = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    assert optimizer.defers
+    for draw, gradient_3 in enumerate(gradients):
+        for weight in weights:
+            (weight * gradient_3).sum().backward()
+        # The third micro-batch is dropped by the ternary part, and then by all.
+        assert optimizer.step(loss_signal=float("nan") if draw == 2 else 1.0).skipped == (draw == 2)
+        optimizer.zero_grad()
+        assert all(weight.grad is None for weight in weights)
+        assert wrapper.num_draws == [1, 2, 2, 0, 1][draw]
+    torch.testing.assert_close(weights[0].detach(), -gradients[[0, 1, 3, 4]].sum(0))
+    torch.testing.assert_close(weights[1].detach(), -gradients[[0, 1, 3]].mean(0))

@@ -182,6 +182,11 @@ def takes_loss_signal(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, TakesLossSignal) and optimizer.takes_loss_signal
 
 
+def may_defer(optimizer: Optimizer) -> bool:
+    """Whether ``step`` may put a step off; see :class:`MayDefer`."""
+    return isinstance(optimizer, MayDefer) and optimizer.defers
+
+
 def as_outcome(result: Any, optimizer: Any = None) -> StepOutcome:
     """Read what ``step()`` returned: a :class:`StepOutcome`, a wrapper's bool, or a torch optimizer's loss or None."""
     if isinstance(result, StepOutcome):

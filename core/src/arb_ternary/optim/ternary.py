@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.counters.hashing import MICRO, STEP
-from arb_ternary.optim.protocol import StepOutcome, as_outcome, copied_attributes, may_refuse, takes_loss_signal
+from arb_ternary.optim.protocol import (
+    StepOutcome,
+    Wraps,
+    as_outcome,
+    copied_attributes,
+    inner_optimizers,
+    may_defer,
+    may_refuse,
+    takes_loss_signal,
+)
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
@@ -159,12 +168,17 @@ class JoinedOptimizer(Optimizer):
         super().__init__([{"params": group["params"]} for group in groups], {})
         self.param_groups = groups
         self._complete = True
+        self._stepped: set[str] = set()
 
     @property
     def takes_loss_signal(self) -> bool:
-        """Whether there are parts of ternary modules, and all of them take it."""
-        ternary = [part for part in self.parts.values() if _is_ternary(part)]
-        return bool(ternary) and all(map(takes_loss_signal, ternary))
+        """Whether a part takes it."""
+        return any(map(takes_loss_signal, self.parts.values()))
+
+    @property
+    def defers(self) -> bool:
+        """Whether a part may put its step off."""
+        return any(map(may_defer, self.parts.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         return copied_attributes(self)
@@ -173,9 +187,10 @@ class JoinedOptimizer(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, **signals: Any
     ) -> StepOutcome:
-        """Step every part; keyword arguments (``loss_signal``) go to the parts of ternary modules.
+        """Step every part; keyword arguments (``loss_signal``) go to the parts that take it.
 
-        Where a part skips its update, none steps: those that have a method ``may_step`` are asked first.
+        A wrapper among them steps, puts its step off and drops a micro-batch for itself. Where another part skips its
+        update, none steps: those that have a method ``may_step`` are asked first.
         """
         loss = None
         if closure is not None:
@@ -183,21 +198,25 @@ class JoinedOptimizer(Optimizer):
                 loss = closure()
         if not is_finite(loss):
             return self.skip_update()
-        outcomes: list[StepOutcome] = []
         for index, part in enumerate(self.parts.values()):
             ask = getattr(part, "may_step", None)
             # The first part looks at its own gradients before it moves.
-            if index and ask is not None and not ask(**(signals if _is_ternary(part) else {})):
+            if index and ask is not None and not ask(**(signals if takes_loss_signal(part) else {})):
                 return self.skip_update()
-        for part in self.parts.values():
-            outcome = as_outcome(part.step(**signals) if _is_ternary(part) else part.step(), part)
-            if outcome.skipped:
+        outcomes: list[StepOutcome] = []
+        self._stepped = set()
+        for name, part in self.parts.items():
+            outcome = as_outcome(part.step(**signals) if takes_loss_signal(part) else part.step(), part)
+            if outcome.skipped and not isinstance(part, Wraps):
                 self.skip_update(but=part)
                 return outcome
             outcomes.append(outcome)
+            if outcome.stepped:
+                self._stepped.add(name)
         norms = [outcome.grad_norm for outcome in outcomes if outcome.grad_norm is not None]
         return StepOutcome(
-            stepped=any(outcome.stepped for outcome in outcomes),
+            stepped=bool(self._stepped),
+            skipped=not self._stepped and any(outcome.skipped for outcome in outcomes),
             draws=max(outcome.draws for outcome in outcomes),
             grad_norm=sum(norm * norm for norm in norms) ** 0.5 if norms else None,
             flips=sum(outcome.flips for outcome in outcomes),
@@ -207,17 +226,21 @@ class JoinedOptimizer(Optimizer):
 
     def skip_update(self, but: Optimizer | None = None) -> StepOutcome:
         """Drop an update in every part; ``but`` one that has dropped it already."""
+        self._stepped = set()
         for part in self.parts.values():
-            if part is but or not isinstance(part, TernaryOptimizer):
-                part.zero_grad()
-            else:
-                part.skip_update()
+            for each in () if part is but else inner_optimizers(part):
+                if isinstance(each, TernaryOptimizer):
+                    each.skip_update()
+        self.zero_grad()
         return StepOutcome(stepped=False, skipped=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients and working statistics of every part."""
-        for part in self.parts.values():
-            part.zero_grad(set_to_none)
+        """Clear gradients and working statistics; what a part has drawn for a step that it put off stays."""
+        for name, part in self.parts.items():
+            if name in self._stepped or not isinstance(part, Wraps):
+                part.zero_grad(set_to_none)
+            else:
+                Optimizer.zero_grad(part, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the optimizer is built: parameters belong to a part, so the group must be added there."""
@@ -235,10 +258,6 @@ class JoinedOptimizer(Optimizer):
             part.load_state_dict(dict(state_dict["parts"][name]))
         # Loading gives a part new group dictionaries.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
-
-
-def _is_ternary(part: Optimizer) -> bool:
-    return any(group.get("kind") == "ternary" for group in part.param_groups)
 
 
 def ternary_update(

@@ -181,8 +181,7 @@ class OptimizerWrapper(Optimizer):
             raise PendingGradientError(
                 f"{type(self).__name__}.zero_grad: the wrapper adds up the gradients of several micro-batches "
                 f"({self.num_draws} so far) and clears them itself when it steps; clearing them now would lose them",
-                "Remove the call: the loop is backward(), step(). In a config, the wrapper goes around `split`, not "
-                "inside it.",
+                "Remove the call: the loop is backward(), step().",
             )
 
     def step(  # type: ignore[override]

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from arb_ternary.backends.dispatch import kernel, pack_votes
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import (
-    MayDefer,
     StepOutcome,
     as_outcome,
     collect_trainable,
+    may_defer,
     may_refuse,
     takes_loss_signal,
 )
@@ -75,7 +75,7 @@ class TrainingLoop:
         apply_model_options(self.model, options, device)
         settle_threads(context, options, key)
         self.optimizer = context.make_optimizer()
-        if options.grad_clip is not None and isinstance(self.optimizer, MayDefer) and self.optimizer.defers:
+        if options.grad_clip is not None and may_defer(self.optimizer):
             raise ConfigError(
                 f"grad_clip: the optimizer {context.config.optimizer.name!r} decides over sums of several gradients, "
                 "and clipping would act on a partial sum",

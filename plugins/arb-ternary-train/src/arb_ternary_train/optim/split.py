@@ -30,18 +30,20 @@ class SplitConfig:
     ternary: OptimizerChoice = default_choice("scaled_votes", "Optimizer of the ternary modules.")
     float: OptimizerChoice = default_choice("adamw", "Optimizer of the float parameters.")
 
+    @property
+    def defers(self) -> bool:
+        """Whether one of the two may put a step off."""
+        return any(getattr(part.options, "defers", False) for part in (self.ternary, self.float))
+
     def planned_for(self, name: str, planned: Planned) -> Planned:
         """What the optimizer ``name`` is given of ``planned``."""
         return evolve(planned, kinds=planned.kinds & _KINDS[name], idle=planned.idle & _KINDS[name])
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """Parts that the model lacks, and optimizers that put steps off: every part has to step."""
+        """Parts that the model lacks."""
         for name, kinds in _KINDS.items():
-            choice: OptimizerChoice = getattr(self, name)
             if planned is not None and not kinds & (planned.kinds | planned.idle):
                 yield name, f"the model has no {name} parts to train; name the other optimizer alone, without 'split'"
-            if getattr(choice.options, "defers", False):
-                yield name, f"{choice.name!r} puts steps off: the wrapper goes around `split`, not inside it"
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
