@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 
 from arb_ternary.cli.groups import config
 from arb_ternary.cli.main import main
-from arb_ternary.config.yaml_document import read_yaml
 from arb_ternary.errors import ConfigError, UsageProblem
 
 #: A loader of the simplest kind: the values of the file, then KEY=VALUE from the command line.
@@ -179,39 +178,6 @@ def test_validate_of_an_absent_file_exits_with_2() -> None:
     assert json.loads(result.output)["faults"][0]["message"] == "absent.yaml: no such file"
 
 
-# --- show -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("study")
-def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
-    Path("arb.yaml").write_text("steps: 1000\noptimizer: {name: quick, lr: 0.5}\n")
-    shown = read_yaml(output("show", "arb.yaml", "-o", "seed=7"), "shown").data
-    assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
-    assert json.loads(output("show", "arb.yaml", "-o", "seed=7", "--json")) == shown
-
-
-@pytest.mark.usefixtures("study")
-def test_show_origin_says_where_each_value_comes_from() -> None:
-    Path("arb.yaml").write_text("steps: 3\noptimizer:\n  name: quick\n  lr: 0.25\n")
-    rows = {
-        row["path"]: (row["value"], row["origin"])
-        for row in json.loads(output("show", "arb.yaml", "--origin", "--json", "-o", "steps=300"))
-    }
-    assert rows == {
-        "seed": (0, "default"),
-        "steps": (300, "-o steps=300"),
-        "optimizer.name": ("quick", "arb.yaml:3"),
-        "optimizer.lr": (0.25, "arb.yaml:4"),
-    }
-    plain = output("show", "arb.yaml", "--origin").splitlines()
-    assert plain[0].split() == ["setting", "value", "origin"]
-    assert next(row for row in plain if row.startswith("optimizer.lr")).split() == [
-        "optimizer.lr",
-        "0.25",
-        "arb.yaml:4",
-    ]
-
-
 def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
     install_plugin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,18 +185,16 @@ def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem
         '"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'
     )
     install_plugin("study", lost)
-    for command in ("validate", "show"):
-        assert main(["config", command, "arb.yaml"]) == 3
-        assert "document 'study': gone:" in capsys.readouterr().err
+    assert main(["config", "validate", "arb.yaml"]) == 3
+    assert "document 'study': gone:" in capsys.readouterr().err
 
 
 # --- kinds of config files -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("install_plugin")
-@pytest.mark.parametrize("command", ["validate", "show"])
-def test_the_core_alone_says_what_to_install(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", command, "arb.yaml"]) == 3
+def test_the_core_alone_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "validate", "arb.yaml"]) == 3
     assert capsys.readouterr().err == "error: no kind of config file is installed\n  pip install arb-ternary\n"
 
 
@@ -241,7 +205,6 @@ def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> No
     Path("other.yaml").write_text("size: 2\n")
     assert output("validate", "arb.yaml") == "arb.yaml: valid: 3 steps\n"
     assert output("validate", "--document", "other", "other.yaml") == "other.yaml: valid\n"
-    assert output("show", "--document", "other", "other.yaml") == "{size: 2}\n"
     result = run("validate", "--document", "othr", "other.yaml")
     assert isinstance(result.exception, UsageProblem)
     assert "did you mean 'other'?" in result.exception.hint
@@ -250,6 +213,6 @@ def test_of_several_kinds_the_one_called_run_is_meant(install_plugin: Any) -> No
 def test_of_several_kinds_without_a_usual_one_one_has_to_be_named(install_plugin: Any) -> None:
     install_plugin("other", OTHER)
     install_plugin("study", PLUGIN.replace("NAME", "study"))
-    result = run("show", "arb.yaml")
+    result = run("validate", "arb.yaml")
     assert isinstance(result.exception, UsageProblem)
     assert result.exception.what == "--document: name the kind of config file: other, study"

@@ -205,8 +205,8 @@ def test_an_unknown_command_gets_the_nearest_name(dance, capsys):
     assert capsys.readouterr().err == (
         "error: no command is called 'trian'\n"
         "  did you mean 'train'?\n"
-        "  available: backends, backends.explain, backends.list, config, config.show, config.validate, "
-        "dance, doctor, plugins, plugins.hooks, plugins.list, plugins.show\n"
+        "  available: backends, backends.explain, backends.list, config, config.validate, dance, "
+        "doctor, plugins, plugins.hooks, plugins.list, plugins.show\n"
         "  not installed: config.new (pip install arb-ternary-train)\n"
         "  not installed: plugins.check (pip install arb-ternary-testing)\n"
         "  not installed: train (pip install arb-ternary-train)\n"

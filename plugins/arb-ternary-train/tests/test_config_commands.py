@@ -1,4 +1,4 @@
-"""``arb config new`` and ``arb config schema``, on a kind of config file and on templates that a plugin file brings."""
+"""``arb config new``, ``show`` and ``schema``, on a kind of config file and on templates that a plugin file brings."""
 
 from __future__ import annotations
 
@@ -163,6 +163,41 @@ def test_new_lists_the_templates_the_default_first() -> None:
     assert not Path("arb.yaml").exists()
 
 
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("study")
+def test_show_prints_the_config_in_force_as_yaml_and_as_json() -> None:
+    Path("arb.yaml").write_text("steps: 1000\noptimizer: {name: quick, lr: 0.5}\n")
+    shown = read_yaml(output("show", "--document", "study", "arb.yaml", "-o", "seed=7"), "shown").data
+    assert shown == {"seed": 7, "steps": 1000, "optimizer": {"name": "quick", "lr": 0.5}}
+    assert json.loads(output("show", "--document", "study", "arb.yaml", "-o", "seed=7", "--json")) == shown
+
+
+@pytest.mark.usefixtures("study")
+def test_show_origin_says_where_each_value_comes_from() -> None:
+    Path("arb.yaml").write_text("steps: 3\noptimizer:\n  name: quick\n  lr: 0.25\n")
+    rows = {
+        row["path"]: (row["value"], row["origin"])
+        for row in json.loads(
+            output("show", "--document", "study", "arb.yaml", "--origin", "--json", "-o", "steps=300")
+        )
+    }
+    assert rows == {
+        "seed": (0, "default"),
+        "steps": (300, "-o steps=300"),
+        "optimizer.name": ("quick", "arb.yaml:3"),
+        "optimizer.lr": (0.25, "arb.yaml:4"),
+    }
+    plain = output("show", "--document", "study", "arb.yaml", "--origin").splitlines()
+    assert plain[0].split() == ["setting", "value", "origin"]
+    assert next(row for row in plain if row.startswith("optimizer.lr")).split() == [
+        "optimizer.lr",
+        "0.25",
+        "arb.yaml:4",
+    ]
+
+
 # --- schema ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,8 +221,8 @@ def test_schema_describes_a_run_where_no_other_kind_of_config_file_is_named() ->
 def test_a_kind_of_config_file_that_cannot_be_imported_is_an_environment_problem(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load(PLUGIN.replace('config="fake_study:Study"', 'config="gone:X"'))
-    for arguments in (["schema", "--document", "study"], ["new"]):
+    load(PLUGIN.replace('"fake_study:load", config="fake_study:Study"', '"gone:load", config="gone:X"'))
+    for arguments in (["schema", "--document", "study"], ["show", "--document", "study", "arb.yaml"], ["new"]):
         assert main(["config", *arguments]) == 3
         assert "document 'study': gone:" in capsys.readouterr().err
 

@@ -39,7 +39,6 @@ def arb_register_backends() -> Sequence[BackendSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     commands = {
         "config": ("groups:config", "Write, check and explain config files."),
-        "config.show": ("config_commands:show", "Print a config as it takes effect."),
         "config.validate": ("config_commands:validate", "Check a config; list everything that is wrong with it."),
         "plugins": ("groups:plugins", "List, inspect, check and write plugins."),
         "plugins.list": ("plugins_commands:list_plugins", "Every plugin that was found, and what became of it."),

@@ -12,8 +12,6 @@ from arb_ternary.errors import ConfigError, EnvironmentProblem
 
 #: Keys and list indices from the root of a config to a value.
 Path: TypeAlias = tuple[str | int, ...]
-#: An index, or a key, quoted where it holds a dot; every key but the first follows a dot.
-_PART = re.compile(r'\[(\d+)\]|(?:^|(?!^)\.)(?:"([^"]+)"|([^.\[\]"=]+))')
 #: The order in which faults are listed.
 _ORDER = ("file", "override", "environment", "derived", "default")
 
@@ -40,14 +38,6 @@ def show_path(path: Path) -> str:
     """``("phases", 0, "steps")`` as ``phases[0].steps``; a key with a dot is quoted."""
     quoted = (f'"{part}"' if isinstance(part, str) and re.search(r"[.\[\]=]", part) else part for part in path)
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in quoted).removeprefix(".")
-
-
-def parse_path(text: str) -> Path | None:
-    """The inverse of :func:`show_path`; ``phases.0.steps`` works too (the index stays text). None when malformed."""
-    if not re.fullmatch(f"({_PART.pattern})+", text):
-        return None
-    path = tuple(int(part[1]) if part[1] else part[2] or part[3].strip() for part in _PART.finditer(text))
-    return None if "" in path else path
 
 
 def find_origin(origins: Mapping[Path, Origin], path: Path) -> Origin | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve
 
-from arb_ternary.config.errors import Fault, Faulty, Origin, Path, parse_path, show_path
+from arb_ternary.config.errors import Fault, Faulty, Origin, Path, show_path
 from arb_ternary.config.fields import leaves, to_plain
 from arb_ternary.config.structure import structure
 from arb_ternary.config.yaml_document import Document, LoadedConfig, parse_yaml_value, read_yaml
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
 
 T = TypeVar("T")
+#: An index, or a key, quoted where it holds a dot; every key but the first follows a dot.
+_PART = re.compile(r'\[(\d+)\]|(?:^|(?!^)\.)(?:"([^"]+)"|([^.\[\]"=]+))')
 _DEFAULT = Origin("default", "default")
 
 
@@ -84,6 +87,14 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
         except Faulty as error:
             faults.extend(evolve(fault, origin=origin) for fault in error.faults)
     return evolve(changed, faults=tuple(faults))
+
+
+def parse_path(text: str) -> Path | None:
+    """The inverse of ``show_path``; ``phases.0.steps`` works too (the index stays text). None when malformed."""
+    if not re.fullmatch(f"({_PART.pattern})+", text):
+        return None
+    path = tuple(int(part[1]) if part[1] else part[2] or part[3].strip() for part in _PART.finditer(text))
+    return None if "" in path else path
 
 
 def set_value(document: Document, path: Path, value: Any, origin: Origin) -> Document:

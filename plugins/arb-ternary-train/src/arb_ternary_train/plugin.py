@@ -127,5 +127,10 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             target="arb_ternary_train.cli.config:schema",
             summary="Print the JSON Schema of config files.",
         ),
+        CommandSpec(
+            name="config.show",
+            target="arb_ternary_train.cli.config:show",
+            summary="Print a config as it takes effect.",
+        ),
         CommandSpec(name="plot", target="arb_ternary_train.cli.plot:plot", summary="Draw the curves of runs."),
     )

@@ -8,9 +8,8 @@ from typing import Any
 import arb_study_test_components as components
 import pytest
 
-from arb_ternary.config.errors import parse_path
 from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, render
-from arb_ternary_train.config_file import load_as, read_document
+from arb_ternary_train.config_file import load_as, parse_path, read_document
 
 MINIMAL = """\
 data: letters

@@ -10,11 +10,11 @@ import arb_run_test_components as components
 import pytest
 from jsonschema import Draft202012Validator
 
-from arb_ternary.config.errors import parse_path
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
 from arb_ternary.errors import ArbError, ConfigError, render
 from arb_ternary_train.config import CheckpointConfig, RunConfig
+from arb_ternary_train.config_file import parse_path
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.schema import json_schema
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arb_ternary.config.errors import find_origin, parse_path, show_path
+from arb_ternary.config.errors import find_origin, show_path
 from arb_ternary.config.yaml_document import read_yaml
-from arb_ternary_train.config_file import apply_overrides
+from arb_ternary_train.config_file import apply_overrides, parse_path
 
 TEXT = """\
 seed: 1

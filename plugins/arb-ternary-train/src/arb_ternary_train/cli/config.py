@@ -1,14 +1,14 @@
-"""``arb config new`` and ``arb config schema``: a config to start from, and what may stand in one."""
+"""``arb config``: write a config to start from, show what one means, describe what may stand in one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from arb_ternary.cli.options import as_json, document_called, document_name, plugin_files
+from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
@@ -16,7 +16,10 @@ from arb_ternary.plugins.registry import USUAL_PARTS
 from arb_ternary.specs import load_target
 from arb_ternary_train.specs import StarterSpec
 
-__all__ = ["new", "schema"]
+if TYPE_CHECKING:
+    from arb_ternary.config.yaml_document import LoadedConfig
+
+__all__ = ["new", "schema", "show"]
 
 
 @click.command("new")
@@ -63,6 +66,32 @@ def new(path: Path, template: str | None, force: bool, list_templates: bool, as_
         print_json({"path": str(path), "template": starter.name})
     else:
         click.echo(f"{path}: written; run it with: {document.command} {path}")
+
+
+@click.command("show")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@document_name
+@overrides
+@plugin_files
+@as_json
+def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print the config in PATH as it takes effect, with every default."""
+    from arb_ternary.config.errors import show_path
+    from arb_ternary.config.fields import leaves, to_plain
+    from arb_ternary.config.yaml_document import dump_inline, dump_yaml
+
+    spec = document_called(document)
+    loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
+    plain = to_plain(loaded.config, given=False)
+    rows = [(show_path(where), value, str(loaded.origins[where])) for where, value in leaves(plain)]
+    if as_json:
+        keys = ("path", "value", "origin")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows] if origin else plain)
+    elif origin:
+        print_table(("setting", "value", "origin"), [(where, dump_inline(value), text) for where, value, text in rows])
+    else:
+        click.echo(dump_yaml(plain), nl=False)
 
 
 @click.command("schema")
