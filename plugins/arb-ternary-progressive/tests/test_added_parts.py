@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,8 @@ def named(options: dict[str, Any]) -> str:
 @pytest.mark.parametrize("options", GROWTHS, ids=named)
 def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, Any], model: str, target: int) -> None:
     config = ProgressivePhaseConfig(target_stacks=target, qlora_rank=2, progressive_qlora_rank=2, **options)
-    decoder = Decoder(DecoderConfig(**MODELS[model]), 32)
+    made = DecoderConfig(**MODELS[model])
+    decoder = Decoder(made, 32)
     native = set(collect_trainable(decoder).parts)
     builder = ProgressiveRackBuilder.from_decoder(decoder, config)
     rack = builder.build_rack()
@@ -69,7 +71,11 @@ def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, A
             learned |= set(collect_trainable(rack).parts)
     assert native | config.added_parts(followed=False) == native | learned
     assert config.added_parts(followed=False) <= learned
+    run: Any = SimpleNamespace(model=SimpleNamespace(options=made))
+    planned = config.planned_in(run, made.planned())
+    assert planned.kinds == learned
     release(rack)
+    assert planned.kinds | planned.idle == set(collect_trainable(rack).parts)
     assert native | config.added_parts(followed=True) == native | set(collect_trainable(rack).parts)
 
 
@@ -144,7 +150,8 @@ def test_an_optimizer_that_cannot_train_what_comes_later_is_refused_with_the_con
     model: str, optimizer: Any, where: str, part: str, growth: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write(tmp_path, model, optimizer, growth)
-    with pytest.raises(ConfigError, match=rf"{where}: '\w+' cannot train {part} parts, and phases\[0\] adds"):
+    noun = {"ternary": "ternary modules", "float": "float parameters"}[part]
+    with pytest.raises(ConfigError, match=rf"{where}: '\w+' cannot train {noun}, and the model has some"):
         load_config(path)
 
 

@@ -120,12 +120,11 @@ class ProgressivePhaseConfig(GrowthConfig):
 
     def planned_in(self, run: RunConfig, planned: Planned) -> Planned:
         """What the phase trains of a model with the parts ``planned``, and what it leaves frozen."""
-        grown = self._grown_kinds(run.model.options) if isinstance(run.model.options, DecoderConfig) else set()
-        frozen: set[TrainedPart] = set()
-        if self.qlora_enabled or self.new_stack_precision == "qlora" or self.progressive_qlora:
-            learns = self.qlora_enabled or self.new_stack_precision == "qlora" or self.trunk_strategy == "qlora"
-            (grown if learns else frozen).add("ternary" if self.adapter_dtype == "ternary" else "float")
-        kinds = frozenset(grown) | (planned.kinds if self.train_first or not self.enabled else frozenset())
+        grown = self.added_parts(followed=False)
+        if isinstance(run.model.options, DecoderConfig):
+            grown |= self._grown_kinds(run.model.options)
+        frozen = self.added_parts(followed=True) - grown
+        kinds = grown | (planned.kinds if self.train_first or not self.enabled else frozenset())
         return attrs.evolve(
             planned,
             kinds=kinds,

@@ -17,7 +17,6 @@ from arb_ternary.config.yaml_document import Document, LoadedConfig
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary.plugins.manager import Plugins, manager
 from arb_ternary.plugins.registry import Registry
-from arb_ternary_train.added_parts import refused_parts
 from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
@@ -89,7 +88,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
         resolved = make_exact(config, exact)
     except Faulty as error:
         raise_faults(error.faults, document.origins, document.source)
-    if refused := refused_parts(resolved) or find_contradictions(resolved):
+    if refused := find_contradictions(resolved):
         raise_faults(refused, document.origins, document.source)
     before = dict(leaves(to_plain(config)))
     derived = Origin("derived", f"exact ({exact})")
