@@ -52,7 +52,6 @@ _ALSO_CALLED = {
     "max_length": "seq seq_len seqlen seq_length sequence_length context context_length ctx block_size",
     "steps": "iters iterations max_iters max_steps num_steps train_steps",
     "width": "d_model dim hidden_size embed_dim n_embd",
-    "feed_forward": "d_ff ffn_dim intermediate_size mlp_dim",
 }
 #: What the plain values of a type are, by its shape.
 _WANTED: Mapping[str, Any] = {"class": Mapping, "choice": (str, Mapping), "list": (list, tuple), "mapping": Mapping}

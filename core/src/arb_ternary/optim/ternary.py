@@ -267,6 +267,7 @@ def ternary_update(
     *,
     loss_signal: Tensor | float | None = None,
     loss_components: Mapping[str, Tensor] | None = None,
+    **settings: Any,
 ) -> StepOutcome:
     """One training update, for those who write their own loop: run backward once, step, and clear the gradients.
 
@@ -276,6 +277,8 @@ def ternary_update(
         loss: scalar; may be None when ``loss_components`` are given, else ValueError.
         loss_signal: scalar that modulates the vote threshold; it is detached and never carries a graph.
         loss_components: named scalar losses, summed into the loss.
+        settings: what the rule's ``step`` takes for one update, as ``sign_votes`` takes ``accum_threshold`` and
+            ``update_scales``; TypeError for another one.
 
     A loss, component or signal that is not finite skips the whole update: every buffer is bit-identical to what it was
     before the forward pass, also if the caller has already run backward, and the optimizer counts the skip. A loss that
@@ -295,6 +298,6 @@ def ternary_update(
         for term in terms[1:]:
             total = total + term
         total.backward()  # type: ignore[no-untyped-call]
-    outcome = optimizer.step(loss_signal=signal)
+    outcome = optimizer.step(loss_signal=signal, **settings)
     optimizer.zero_grad()
     return outcome

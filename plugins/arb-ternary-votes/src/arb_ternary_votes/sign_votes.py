@@ -8,7 +8,7 @@ around their origin. Exponents move first, judged on the old trits, because thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from attrs import asdict
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import Trainable
+from arb_ternary.optim.protocol import StepOutcome, Trainable
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
@@ -85,7 +85,46 @@ class SignVotes(TernaryOptimizer):
                 )
         self.signal: float | None = None
         self.mean_signal: float | None = None
+        self._scales_move = True
         super().__init__(modules, asdict(config))
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        loss_signal: Tensor | float | None = None,
+        accum_threshold: int | None = None,
+        update_scales: bool = True,
+    ) -> StepOutcome:
+        """As any ternary optimizer's; the further arguments are for this step alone.
+
+        Args:
+            closure: gives the loss.
+            loss_signal: see :meth:`TernaryOptimizer.step`.
+            accum_threshold: votes that flip a trit; None = those of the groups.
+            update_scales: False leaves exponents, and the votes for them, to a later step.
+
+        Raises:
+            ConfigError: ``accum_threshold`` is below 1 or beyond the accumulators.
+        """
+        own = [group["accum_threshold"] for group in self.param_groups]
+        largest = min(module.shape.largest_vote for module in self.modules)
+        if accum_threshold is not None and not 1 <= accum_threshold <= largest:
+            raise ConfigError(f"accum_threshold: must be in 1..{largest} for these accumulators, not {accum_threshold}")
+        try:
+            self._scales_move = update_scales
+            for group in self.param_groups:
+                group["accum_threshold"] = accum_threshold or group["accum_threshold"]
+            return super().step(closure, loss_signal=loss_signal)
+        finally:
+            self._scales_move = True
+            for group, threshold in zip(self.param_groups, own, strict=True):
+                group["accum_threshold"] = threshold
+
+    def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
+        """See :class:`TernaryOptimizer`; settings of one step skip none."""
+        return super().may_step(loss_signal)
 
     def _observe_signal(self, signal: float) -> None:
         decay = self.SIGNAL_DECAY
@@ -105,7 +144,8 @@ class SignVotes(TernaryOptimizer):
         for module in modules:
             if module.frozen:
                 continue
-            moves += module.apply_exponent_votes(e_threshold, group["band"], leak)
+            if self._scales_move:
+                moves += module.apply_exponent_votes(e_threshold, group["band"], leak)
             # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has raised.
             flips += module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak)
             if isinstance(module, TernaryLinear):
