@@ -155,13 +155,6 @@ class KeepsOutcome(Protocol):
     def last_outcome(self) -> StepOutcome: ...
 
 
-@runtime_checkable
-class PlansState(Protocol):
-    """An optimizer that says before its first step how many bytes of tensors it will keep, beside those inside it."""
-
-    def planned_state_bytes(self) -> int: ...
-
-
 def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
     """``optimizer`` and, at any depth, those that it is made of, each before what is inside it."""
     yield optimizer

@@ -5,7 +5,7 @@ Shapes: ``B`` samples a batch, ``S`` predictions a sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from attrs import field, frozen
@@ -139,15 +139,7 @@ class MaskedBatch:
 
 @runtime_checkable
 class MaskingStrategy(Protocol):
-    """Turns samples into inputs, targets and a loss mask; pure given its arguments. See also :class:`ReservesIds`."""
+    """Turns samples into inputs, targets and a loss mask; pure given its arguments."""
 
     def apply(self, batch: Batch, generator: torch.Generator, context: MaskContext) -> MaskedBatch:
         """Mask ``batch``; all randomness comes from ``generator`` or is a hash of sample id, time and seed."""
-
-
-@runtime_checkable
-class ReservesIds(Protocol):
-    """A masking strategy that puts an id of its own in the place of others."""
-
-    def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
-        """The ids that the data must not use."""

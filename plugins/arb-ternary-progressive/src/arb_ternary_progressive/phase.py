@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.protocols.data import Batch, MaskedBatch, ReservesIds
+from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
@@ -26,6 +26,7 @@ from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.protocols import ReservesIds
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_train.standard import log_and_evaluate
 

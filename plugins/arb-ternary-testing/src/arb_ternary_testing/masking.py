@@ -10,8 +10,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy, ReservesIds
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_testing.component import ComponentCase
+from arb_ternary_train.protocols import ReservesIds
 
 __all__ = ["MaskingSuite"]
 

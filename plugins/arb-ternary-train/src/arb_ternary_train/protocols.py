@@ -1,11 +1,11 @@
-"""What training asks of the components that only it knows, and what models, phases and data sources may have besides.
+"""What training asks of the components that only it knows, and what all others may have besides.
 
 Training uses what they have, and says so where an option needs more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -128,3 +128,18 @@ class AddsParts(Protocol):
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
         """Kinds of the added parts that are to be trained, by this phase or, if it is ``followed``, by another."""
         ...
+
+
+@runtime_checkable
+class ReservesIds(Protocol):
+    """A masking strategy that puts an id of its own in the place of others."""
+
+    def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
+        """The ids that the data must not use."""
+
+
+@runtime_checkable
+class PlansState(Protocol):
+    """An optimizer that says before its first step how many bytes of tensors it will keep, beside those inside it."""
+
+    def planned_state_bytes(self) -> int: ...
