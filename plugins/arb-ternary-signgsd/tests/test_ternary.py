@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from arb_ternary import TernaryLinear, audit
+from arb_ternary import TernaryLinear, audit, ternary_update
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, collect_trainable
 from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd import NanGradientError, SignGSD
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import JoinedSignGSD, build
+from arb_ternary_signgsd.sign_gsd import NanPolicy
 from arb_ternary_signgsd.ternary import TernarySignGSD, decay_votes
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 
@@ -249,3 +253,25 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     advance(twin, other, 7, 15)
     for name, value in model.state_dict().items():
         assert torch.equal(value, twin.state_dict()[name]), name
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers that are read out of tensors one by one, for each of which the host waits for a device."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("nan_policy", ["error", "skip"])
+def test_a_step_reads_no_number_out_of_a_tensor_of_one_module(nan_policy: NanPolicy) -> None:
+    model = nn.Sequential(*(TernaryLinear(32, 32, group_size=32, activations="float") for _ in range(3)))
+    modules = {str(i): module for i, module in enumerate(model) if isinstance(module, TernaryLinear)}
+    optimizer = TernarySignGSD(modules, weight_decay=0.5, nan_policy=nan_policy)
+    x = torch.randn(4, 32)
+    with Reads() as reads:
+        for _ in range(2):
+            assert ternary_update(model, optimizer, model(x).square().sum()).stepped
+    assert reads.found == 0

@@ -96,7 +96,7 @@ def call_on(kind: Kind, bucket: Bucket, device: torch.device) -> Callable[[], ob
     if operands != "shifts":
         return lambda: casting.cast_votes(grad, x, unit, state)
     magnitudes = torch.zeros_like(state.stats[1:])
-    limits = torch.tensor(VoteLimits(1024, 2), device=device)
+    limits = torch.tensor(VoteLimits(1024, 2))
     state = state._replace(
         magnitudes=magnitudes, vote_scale=torch.ones_like(magnitudes, dtype=torch.int32), limits=limits
     )

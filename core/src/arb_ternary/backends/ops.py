@@ -163,8 +163,9 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 def embedding(ids: Tensor, anchor: Tensor | None, state: VoteState, dtype: torch.dtype, gradients: str) -> Tensor:
     """Rows ``W[ids]`` for ``ids [M]``: ``[M, K]`` in ``dtype``; only those rows are decoded."""
     shape = state.shape
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= shape.out_features):
-        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
+    low, high = map(int, ids.aminmax()) if ids.numel() else (0, 0)  # the host waits for them, if ids are on a device
+    if low < 0 or high >= max(1, shape.out_features):
+        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {low}..{high}")
     rows: Tensor = kernel(state.backend, "embedding")(ids, state.weight, state.exponent, shape, dtype)
     return rows
 

@@ -66,7 +66,7 @@ def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
         return x.to(torch.int8), x.new_zeros(x.shape[0])
     scale_M = x.abs().amax(dim=1).div_(127.0)
     quotient = x / torch.where(scale_M == 0, torch.inf, scale_M).unsqueeze(1)
-    if not bool(torch.isfinite(scale_M).all()):
+    if _votes.may_be(~torch.isfinite(scale_M).all()):
         quotient.nan_to_num_(0.0, 0.0, 0.0)
     return quotient.round_().to(torch.int8), scale_M
 
@@ -85,9 +85,10 @@ def _linear_int8(q_MK: Tensor, packed: Tensor, exponent: Tensor, shape: WeightSh
         floor_N = wide.amin(dim=1)
         shift_NJ = wide - floor_N.unsqueeze(1)
         trits = unpack(packed, shape)
-        if int(shift_NJ.amax()) > _INT8_SPREAD:
+        spread = int(shift_NJ.amax())  # the host waits for it, once after each change of the exponents
+        if spread > _INT8_SPREAD:
             return shifted_weight_product(q_MK, trits.t(), spread_over_columns(shift_NJ, shape).t()), floor_N
-        if bool(shift_NJ.any()):
+        if spread:
             trits = trits << spread_over_columns(shift_NJ.to(torch.int8), shape)
         decoded = Decoded(trits, floor_N)
         CACHE.put(packed, exponent, decoded)

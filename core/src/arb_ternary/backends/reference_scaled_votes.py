@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.layout import opened, unpack_trits
-from arb_ternary.backends.reference_votes import flip_, gradient_tiles, group_score, summed_rows
+from arb_ternary.backends.reference_votes import flip_, gradient_tiles, group_score, may_be, summed_rows
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import (
     USE_DECAY,
@@ -40,7 +40,9 @@ def _noise_(bits: Tensor, noise_shift: int) -> Tensor:
     return bits.to(torch.float32).mul_(2.0**-24)
 
 
-def _integer_votes(g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: int, limit: int, bits: Tensor) -> Tensor:
+def _integer_votes(
+    g_nK: Tensor, row_n: Tensor, column_K: Tensor, power: Tensor | int, limit: int, bits: Tensor
+) -> Tensor:
     """The vote as a stochastic shift to the right by ``row + column - power``: int32 ``[n, K]``.
 
     The unit of the gradient (int32 or int64) is ``2**power``; ``bits`` are those of the counter hash.
@@ -69,7 +71,7 @@ class _Rule:
         self.words = state.draw()
         self.shifts = vote_scale.dtype == torch.int32
         # The exponent of a scale that is a power of two.
-        self.power = int(torch.frexp(scale.cpu()).exponent) - 1 if self.shifts and scale is not None else 0
+        self.power = torch.frexp(scale).exponent - 1 if self.shifts and scale is not None else 0
         rows = self.shape.out_features
         self.row_N, self.column_K = vote_scale[:rows], vote_scale[rows:]
 
@@ -104,6 +106,9 @@ class _Rule:
 
     def _bits(self, rows: slice | Tensor, width: int, use: int) -> Tensor:
         """Hashes of the elements of some rows of a matrix of this width, int32 ``[n, width]``."""
+        if isinstance(rows, Tensor):
+            seed, step, stream = self.words
+            return counter_hash_rows(rows, width, seed, step, stream + use, rows=self.shape.out_features)
         return _row_hashes(rows, width, self.words, use, self.magnitudes.device)
 
     def _votes(self, g_nK: Tensor, row_n: Tensor, sizes_n: Tensor, bits: Tensor) -> Tensor:
@@ -115,18 +120,14 @@ class _Rule:
             sizes_n = sizes_n * self.scale
         v_nK = g_nK.mul_(row_n.unsqueeze(1)).mul_(self.column_K)
         # Bounds on |g| tell factors that cannot make a NaN from those that can.
-        if not bool(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(self.column_K).all()):
+        if may_be(~(torch.isfinite(sizes_n.max() * row_n.abs().max()) & torch.isfinite(self.column_K).all())):
             v_nK.nan_to_num_(0.0, torch.inf, -torch.inf)
         largest = self.limits.vote_limit / 256
         return v_nK.clamp_(-largest, largest).add_(_noise_(bits, self.limits.noise_shift)).floor_()
 
 
-def _row_hashes(
-    rows: slice | Tensor, width: int, words: tuple[int, int, int], use: int, device: torch.device
-) -> Tensor:
+def _row_hashes(rows: slice, width: int, words: tuple[int, int, int], use: int, device: torch.device) -> Tensor:
     seed, step, stream = words
-    if isinstance(rows, Tensor):
-        return counter_hash_rows(rows, width, seed, step, stream + use)
     held, start = rows.stop - rows.start, rows.start * width
     return counter_hash(held * width, seed, step, stream + use, start=start, device=device).view(held, width)
 
@@ -146,7 +147,7 @@ def _examine(g_nK: Tensor, stats: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor,
         return g_nK, _measure(g_nK)
     g = g_nK.to(torch.float32)
     measured = _measure(g)
-    if not bool(torch.isfinite(measured[0]).all()):
+    if may_be(~torch.isfinite(measured[0]).all()):
         stats[0] += torch.isnan(g).sum()
         g = g.nan_to_num(0.0)
         measured = _measure(g)

@@ -23,6 +23,14 @@ from arb_ternary.counters.hashing import uniform
 _TILE: Final = 1 << 21
 
 
+def may_be(condition: Tensor) -> bool:
+    """A condition, read where that is free, on a CPU; else True: the host does not wait for a device.
+
+    What follows from it must not change a result for which it does not hold.
+    """
+    return condition.device.type != "cpu" or bool(condition.tolist())
+
+
 def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tuple[Tensor, Tensor]:
     """Stochastic rounding of a gradient to int8 with one power-of-two scale.
 
@@ -33,8 +41,9 @@ def quantize_gradient(grad_MN: Tensor, seed: int, step: int, stream: int) -> tup
     """
     grad = grad_MN.to(torch.float32)
     largest = grad.nan_to_num(0.0, torch.inf, torch.inf).abs().amax() if grad.numel() else grad.new_zeros(())
-    if not bool(torch.isfinite(largest)) or not bool(largest > 0):
-        return torch.zeros(grad.shape, dtype=torch.int8, device=grad.device), torch.ones((), device=grad.device)
+    usable = torch.isfinite(largest) & (largest > 0)
+    if may_be(~usable):
+        grad, largest = torch.where(usable, grad, 0.0), torch.where(usable, largest, 127.0)
     # frexp: largest / 127 = mantissa * 2**e with mantissa in [0.5, 1); the power of two above it, unless it is one.
     mantissa, exponent = torch.frexp(largest.double() / 127.0)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(*EXPONENT_RANGE)
@@ -48,7 +57,7 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
     """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row and by column."""
     squares = g.to(torch.float32).square()
     rows = squares.sum(dim=1)
-    if not bool(torch.isfinite(rows).all()):
+    if may_be(~torch.isfinite(rows).all()):
         stats[0] += torch.isnan(g).sum()
         g = g.nan_to_num(0.0, torch.finfo(g.dtype).max, torch.finfo(g.dtype).min)
         squares = g.to(torch.float32).square()
@@ -171,8 +180,8 @@ def flip_(state: VoteState, threshold: int, carry: bool, settle_: Callable[[slic
     flips = torch.zeros((), dtype=torch.int64, device=state.weight.device)
     for tile in _row_tiles(shape):
         with opened(state, tile) as (packed, votes_nK, _):
-            low, high = votes_nK.aminmax() if votes_nK.numel() else (0, 0)
-            if bool((high >= threshold) | (low <= -threshold)):
+            low, high = votes_nK.aminmax() if votes_nK.numel() else (votes_nK.new_zeros(()),) * 2
+            if may_be((high >= threshold) | (low <= -threshold)):
                 crossed = _crossings(votes_nK, threshold)
                 before = unpack_trits(packed, shape.in_features)
                 after = (before + crossed).clamp_(-1, 1)

@@ -50,8 +50,9 @@ class VoteState(NamedTuple):
         votes: the accumulators, in the layout of ``backend``.
         exponent_votes: int8 ``[N, J]``; None when the exponents do not learn by residual votes.
         stats: float32 ``[1 + N + K]``: count of NaN gradients, row and column sums of squares of the gradient.
-        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`.
-        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule recompiles no graph.
+        control: int64 ``[4]``, see :mod:`arb_ternary.counters.hashing`; on the host, whatever the device of the rest.
+        limits: int64 ``[3]``, the fields of :class:`VoteLimits`; a tensor, so that a schedule recompiles no graph, and
+            on the host.
         magnitudes: float32 ``[N + K]``: row and column sums of ``|gradient|``; None under sign votes.
         vote_scale: ``[N + K]``, rows then columns, by which gradients become votes: float32 factors, or int32 right
             shifts; None under sign votes.
@@ -132,8 +133,8 @@ def new_state(
         votes=votes,
         exponent_votes=torch.zeros_like(exponent),
         stats=torch.zeros(1 + shape.out_features + shape.in_features, device=device),
-        control=new_control().to(device),
-        limits=torch.tensor(VoteLimits(), device=device),
+        control=new_control(),
+        limits=torch.tensor(VoteLimits()),
         magnitudes=None,
         vote_scale=None,
         correlation=None,

@@ -19,7 +19,7 @@ every use within a step has a stream of its own.
 
 A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps taken, stream
 (identity of the tensor), micro-batches cast since the last step. They are a tensor, not Python numbers, so that a
-compiled graph does not depend on the step.
+compiled graph does not depend on the step; and it stays on the host, so that nobody waits for a device to read them.
 """
 
 from __future__ import annotations
@@ -132,15 +132,23 @@ def counter_hash(
     return out
 
 
-def counter_hash_rows(rows_U: Tensor, columns: int, seed: int, step: int, stream: int) -> Tensor:
-    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32 ``[U, columns]``."""
+def counter_hash_rows(
+    rows_U: Tensor, columns: int, seed: int, step: int, stream: int, *, rows: int | None = None
+) -> Tensor:
+    """Hash the elements of some rows (int64) of a matrix: index ``row * columns + column``, int32 ``[U, columns]``.
+
+    ``rows`` of the matrix, if known, tell for most of them that no index needs a second key, without a look at them.
+    """
     first_U = rows_U * columns
     index_UK = first_U.unsqueeze(1) + torch.arange(columns, device=rows_U.device)
     if index_UK.numel() == 0:
         return index_UK.to(torch.int32)
     # int64 products wrap; their low half is the product modulo 2**32.
     x = (index_UK * 0x9E3779B1).to(torch.int32)
-    lowest, highest = int(first_U.min()) >> 32, (int(first_U.max()) + columns - 1) >> 32
+    if rows is not None and rows * columns <= 1 << 32:
+        lowest = highest = 0
+    else:
+        lowest, highest = int(first_U.min()) >> 32, (int(first_U.max()) + columns - 1) >> 32
     if lowest == highest:
         x.add_(signed(hash_key(seed, step, stream, lowest)))
     else:

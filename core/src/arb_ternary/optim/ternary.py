@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -28,7 +28,19 @@ from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 
 def is_finite(value: Tensor | float | None) -> bool:
     """Whether a loss or signal is finite; None (no signal) is."""
-    return value is None or bool(torch.isfinite(torch.as_tensor(value)).all())
+    return value is None or bool(torch.isfinite(torch.as_tensor(value)).all().tolist())
+
+
+def to_host(scalars: Iterable[Tensor]) -> list[Any]:
+    """The numbers in scalar tensors of one dtype, in one transfer a device."""
+    numbers: dict[int, Any] = {}
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for index, scalar in enumerate(scalars):
+        by_device.setdefault(scalar.device, []).append((index, scalar))
+    for members in by_device.values():
+        found = torch.stack([scalar for _, scalar in members]).tolist()
+        numbers.update(zip((index for index, _ in members), found, strict=True))
+    return [numbers[index] for index in sorted(numbers)]
 
 
 class TernaryOptimizer(Optimizer):
@@ -75,8 +87,10 @@ class TernaryOptimizer(Optimizer):
         return copied_attributes(self)
 
     @abstractmethod
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
-        """Apply the votes of one group; returns flips and exponent moves (int64 scalars)."""
+    def _apply_group(
+        self, group: dict[str, Any], modules: list[TernaryModule]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Apply the votes of one group; returns flips and exponent moves (int64 scalars), for some of its modules."""
 
     def _observe_signal(self, signal: float) -> None:
         """See the loss signal of a step that will be taken; rules that use it override this."""
@@ -98,20 +112,23 @@ class TernaryOptimizer(Optimizer):
         if loss_signal is not None:
             self._observe_signal(float(loss_signal))
         norm = self.gradient_norm()
-        draws = max((int(module.control[MICRO]) for module in self.modules), default=1)
-        flips = moves = 0
+        draws = max((module.control.tolist()[MICRO] for module in self.modules), default=1)
+        flips: list[Tensor] = []
+        moves: list[Tensor] = []
         for group, modules in zip(self.param_groups, self._modules, strict=True):
             # A module replaces its packed weight when it changes backend or device.
             group["params"] = [module.weight for module in modules]
             flipped, moved = self._apply_group(group, modules)
-            flips += int(flipped)
-            moves += int(moved)
+            flips.extend(flipped)
+            moves.extend(moved)
             for module in modules:
                 module.control[STEP] += 1
                 module.control[MICRO] = 0
                 module.take_votes()
         self.updates += 1
-        return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flips, exponent_moves=moves)
+        changed = to_host([*flips, *moves])
+        flipped_trits, moved_exponents = sum(changed[: len(flips)]), sum(changed[len(flips) :])
+        return StepOutcome(draws=max(draws, 1), grad_norm=norm, flips=flipped_trits, exponent_moves=moved_exponents)
 
     def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
         """Whether a step now would not be skipped."""
@@ -134,7 +151,8 @@ class TernaryOptimizer(Optimizer):
     def gradient_norm(self) -> float:
         """Root of the sum of squares of the weight gradients since ``zero_grad``, summed over micro-batches."""
         total = sum((module.gradient_square_sum() for module in self.modules), torch.zeros(()))
-        return float(torch.as_tensor(total).sqrt())
+        (norm,) = to_host([torch.as_tensor(total).sqrt()])
+        return float(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float gradients only."""
@@ -291,7 +309,7 @@ def ternary_update(
     if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
         return optimizer.skip_update()
     modules = ternary_modules(model)
-    if not any(int(module.control[MICRO]) > 0 for _, module in modules):
+    if not any(module.control.tolist()[MICRO] > 0 for _, module in modules):
         for _, module in () if may_refuse(optimizer) else modules:
             module.take_votes(ahead=True)
         total = terms[0]

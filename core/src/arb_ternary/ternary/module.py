@@ -269,22 +269,22 @@ class TernaryModule(VoteMemory):
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """Turn votes into flips, by ``apply_votes`` or ``apply_scaled_votes`` with the settings of that kernel.
 
-        Returns the trits that changed: int64 scalar on the CPU.
+        Returns the trits that changed: int64 scalar.
         """
         changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
         torch.autograd.graph.increment_version((self.weight, self.votes))
-        return changed.cpu()
+        return changed
 
     def apply_exponent_votes(self, threshold: int, band: int, leak: int = 0) -> Tensor:
         """Move the exponents, if they learn by residual votes; see the kernel of this name.
 
-        Returns the exponents that changed: int64 scalar on the CPU.
+        Returns the exponents that changed: int64 scalar.
         """
         if self.voting_exponents() is None:
-            return torch.zeros((), dtype=torch.int64)
+            return torch.zeros((), dtype=torch.int64, device=self.weight.device)
         moved: Tensor = kernel(self.backend, "apply_exponent_votes")(self.vote_state(), threshold, band, leak)
         torch.autograd.graph.increment_version((self.exponent, self.exponent_votes))
-        return moved.cpu()
+        return moved
 
     def vote_anchor(self) -> Tensor | None:
         """The tensor that makes backward reach this module, or None when it casts no votes now."""

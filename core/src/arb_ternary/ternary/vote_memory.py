@@ -26,6 +26,7 @@ class VoteMemory(nn.Module):
     gradients: str
     scale_rule: ScaleRule
     weight: Tensor
+    control: Tensor
     votes: Tensor
     stats: Tensor
     magnitudes: Tensor | None
@@ -111,8 +112,11 @@ class VoteMemory(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # Working memory follows the buffers to their device, but not to another dtype.
+        # What the host reads at every pass, control words and limits, stays on the host.
         device = self.weight.device
-        self.stats, self.vote_limits = self.stats.to(device), self.vote_limits.to(device)
+        self.stats = self.stats.to(device)
+        if self.control.device.type not in ("cpu", "meta"):
+            self.control = self.control.cpu()
         if self.magnitudes is not None and self.vote_scale is not None:
             self.magnitudes, self.vote_scale = self.magnitudes.to(device), self.vote_scale.to(device)
         return self

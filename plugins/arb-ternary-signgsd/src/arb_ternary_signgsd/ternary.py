@@ -19,7 +19,7 @@ from torch import Tensor
 from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome
-from arb_ternary.optim.ternary import is_finite
+from arb_ternary.optim.ternary import is_finite, to_host
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_signgsd.config import MAX_DECAY
 from arb_ternary_signgsd.sign_gsd import NanGradientError, NanPolicy
@@ -83,12 +83,14 @@ class TernarySignGSD(SignVotes):
         Raises:
             NanGradientError: a module of a group with ``nan_policy="error"`` had a NaN gradient.
         """
-        poisoned = [
-            (group["nan_policy"], module, count)
+        looked_at = [
+            (group["nan_policy"], module)
             for index, group in enumerate(self.param_groups)
             for module in self.modules_of(index)
-            if group["nan_policy"] != "zero" and (count := int(module.stats[0]))
+            if group["nan_policy"] != "zero"
         ]
+        counts = to_host(module.stats[0] for _, module in looked_at)
+        poisoned = [(*found, int(count)) for found, count in zip(looked_at, counts, strict=True) if count]
         for policy, module, count in poisoned:
             if policy == "error":
                 name = next(name for name, other in self._named.items() if other is module)
@@ -116,9 +118,9 @@ class TernarySignGSD(SignVotes):
             return self.skip_update()
         return super().step(loss_signal=loss_signal)
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
         for module in modules:
-            count = 0 if module.frozen else decay_votes(int(module.control[STEP]), group["weight_decay"])
+            count = 0 if module.frozen else decay_votes(module.control.tolist()[STEP], group["weight_decay"])
             if count:
                 shape = module.shape
                 decayed = module.logical_votes().to(torch.int16).sub_(module.trits(), alpha=count)

@@ -89,8 +89,8 @@ class ScaledVoteTests(BackendCase):
             weight,
             votes,
             exponent_votes,
-            control=self.tensor(draw.control),
-            limits=torch.tensor(limits, device=self.device),
+            control=torch.from_numpy(draw.control),
+            limits=torch.tensor(limits),
             magnitudes=torch.zeros(vote_scale.shape, device=self.device),
             vote_scale=vote_scale,
         )
@@ -364,7 +364,7 @@ class ScaledVoteTests(BackendCase):
         largest = weight.shape.largest_vote
         threshold = data.draw(st.sampled_from(sorted({1, 2, largest // 2, largest} - {0, 2 if bits == 2 else 0})))
         votes = _integers(seed + 1, rows, columns, largest).astype(np.int8)
-        state = self.state(weight, votes, control=self.tensor(DRAW.control))
+        state = self.state(weight, votes, control=torch.from_numpy(DRAW.control))
         flips = self.run("apply_scaled_votes", state, threshold, decay, carry)
         trits, left, count = expected.apply_scaled_votes(weight.trits, votes, threshold, decay, carry=carry, draw=DRAW)
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)

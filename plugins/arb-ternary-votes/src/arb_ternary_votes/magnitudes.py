@@ -88,9 +88,7 @@ class Magnitudes:
             weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
             casts: micro-batches of the step, at least 1.
         """
-        # Of numbers that are not negative, the sum is finite only if all of them are.
-        if not math.isfinite(float(sums.sum())):
-            sums = sums.nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
+        sums = sums.nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
         self.steps += 1
         self.casts, self.deferred = casts, 0
         share = round(65536 * max(weight, 1.0 / self.steps))
@@ -104,7 +102,7 @@ class Magnitudes:
 
     def _relative(self) -> Tensor:
         """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32 ``[N + K]``."""
-        mean = int(self.row.sum()) // max(self._rows, 1)
+        mean = self.row.sum().div_(max(self._rows, 1), rounding_mode="floor")
         relative = self._logarithms.to(torch.int32)
         relative[: self._rows].sub_(mean)
         return relative

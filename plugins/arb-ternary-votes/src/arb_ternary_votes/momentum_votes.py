@@ -23,6 +23,7 @@ from torch import Tensor
 from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.ternary import to_host
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.normalised_votes import NormalisedVotes
@@ -63,6 +64,9 @@ class MomentumVotes(NormalisedVotes):
             for group, members in zip(self.param_groups, self._modules, strict=True)
         ]
 
+        #: Of the step under way: whose threshold follows from how many flips.
+        self._flipped: list[tuple[dict[str, Any], TernaryModule, list[int], int, Tensor]] = []
+
     def thresholds(self) -> list[float]:
         """The threshold of every module, in the order of :attr:`modules`; a step uses a whole number next to it."""
         return [exact_threshold(level) / 65536 for levels in self._levels for level in levels]
@@ -72,9 +76,22 @@ class MomentumVotes(NormalisedVotes):
         self, closure: Callable[[], Any] | None = None, *, loss_signal: Tensor | float | None = None
     ) -> StepOutcome:
         """Flip by the momentum, then let it decay, then move the thresholds; see :meth:`TernaryOptimizer.step`."""
+        self._flipped.clear()
         outcome = super().step(closure, loss_signal=loss_signal)
         if not outcome.stepped:
             return outcome
+        for (group, module, levels, i, _), flips in zip(
+            self._flipped, to_host(f[-1] for f in self._flipped), strict=True
+        ):
+            levels[i] = next_level(
+                levels[i],
+                flips,
+                module.shape.out_features * module.shape.in_features,
+                min(1.0, group["flip_rate"] * group["lr"] ** group["power"]),
+                gain=group["gain"],
+                dead_band=group["dead_band"],
+                largest=module.shape.largest_vote,
+            )
         thresholds = self.thresholds()
         return evolve(outcome, statistics={"flip_threshold": math.fsum(thresholds) / len(thresholds)})
 
@@ -88,19 +105,10 @@ class MomentumVotes(NormalisedVotes):
     def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
         levels, i = self._levels[place[0]], place[1]
         largest = module.shape.largest_vote
-        threshold = whole_threshold(levels[i], int(module.control[STEP]), largest)
+        threshold = whole_threshold(levels[i], module.control.tolist()[STEP], largest)
         flips = module.apply_votes("apply_scaled_votes", threshold, round(65536 * group["decay"]), group["carry"])
-        elements = module.shape.out_features * module.shape.in_features
-        if voted and elements:
-            levels[i] = next_level(
-                levels[i],
-                int(flips),
-                elements,
-                min(1.0, group["flip_rate"] * group["lr"] ** group["power"]),
-                gain=group["gain"],
-                dead_band=group["dead_band"],
-                largest=largest,
-            )
+        if voted and module.shape.out_features * module.shape.in_features:
+            self._flipped.append((group, module, levels, i, flips))
         return flips
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.counters.hashing import MICRO
-from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.optim.ternary import TernaryOptimizer, to_host
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.magnitudes import Magnitudes
@@ -69,23 +68,24 @@ class NormalisedVotes(TernaryOptimizer):
             voted: whether votes can have been cast since the last step.
         """
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
-        flips = torch.zeros((), dtype=torch.int64)
-        moves = torch.zeros((), dtype=torch.int64)
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
+        flips: list[Tensor] = []
+        moves: list[Tensor] = []
         index = next(i for i, other in enumerate(self._modules) if other is modules)
         group["vote_rate"] = group["lr"]
+        reached = to_host(module.magnitudes.any() for module in modules if module.magnitudes is not None)
         for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
             assert module.magnitudes is not None
             voted = False
-            if not module.frozen and bool(module.magnitudes.any()):
+            if not module.frozen and reached[i]:
                 voted = magnitudes.steps > 0
-                casts = max(1, int(module.control[MICRO]))
+                casts = max(1, module.control.tolist()[MICRO])
                 magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"], casts)
             self._set_scale(module, magnitudes, group)
             if module.frozen or group["lr"] <= 0:
                 continue
-            moves += module.apply_exponent_votes(group["e_accum_threshold"], group["band"])
-            flips += self._flip(group, module, (index, i), voted)
+            moves.append(module.apply_exponent_votes(group["e_accum_threshold"], group["band"]))
+            flips.append(self._flip(group, module, (index, i), voted))
             if isinstance(module, TernaryLinear):
                 rate = group["lr"] / group["base_lr"]
                 module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
@@ -95,7 +95,7 @@ class NormalisedVotes(TernaryOptimizer):
         """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
             for module, magnitudes in zip(modules, tracked, strict=True):
-                magnitudes.deferred = int(module.control[MICRO])
+                magnitudes.deferred = module.control.tolist()[MICRO]
                 if magnitudes.spread > magnitudes.casts:
                     self._set_scale(module, magnitudes, group)
 

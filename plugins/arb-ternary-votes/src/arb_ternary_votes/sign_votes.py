@@ -131,9 +131,9 @@ class SignVotes(TernaryOptimizer):
         self.mean_signal = signal if self.mean_signal is None else decay * self.mean_signal + (1 - decay) * signal
         self.signal = signal
 
-    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[Tensor, Tensor]:
-        flips = torch.zeros((), dtype=torch.int64)
-        moves = torch.zeros((), dtype=torch.int64)
+    def _apply_group(self, group: dict[str, Any], modules: list[TernaryModule]) -> tuple[list[Tensor], list[Tensor]]:
+        flips: list[Tensor] = []
+        moves: list[Tensor] = []
         if group["lr"] <= 0:
             return flips, moves
         threshold, e_threshold = (
@@ -145,9 +145,9 @@ class SignVotes(TernaryOptimizer):
             if module.frozen:
                 continue
             if self._scales_move:
-                moves += module.apply_exponent_votes(e_threshold, group["band"], leak)
+                moves.append(module.apply_exponent_votes(e_threshold, group["band"], leak))
             # An accumulator of fewer bits is full, and crosses, before a threshold that the rate has raised.
-            flips += module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak)
+            flips.append(module.apply_votes("apply_votes", min(threshold, module.shape.largest_vote), leak))
             if isinstance(module, TernaryLinear):
                 module.apply_bias_votes(threshold)
         return flips, moves

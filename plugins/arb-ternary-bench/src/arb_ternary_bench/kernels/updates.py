@@ -69,7 +69,7 @@ class _Held:
 def _held(cell: Cell, operands: Operands, name: str, votes_NK: Tensor, **others: Tensor) -> _Held:
     exponent = torch.zeros(cell.out_features, cell.shape.groups, dtype=torch.int8, device=cell.device)
     weight, votes = kernel(name, "pack")(operands.trits), kernel(name, "pack_votes")(votes_NK)
-    control = torch.tensor(_CONTROL, device=cell.device)
+    control = torch.tensor(_CONTROL)
     return _Held(new_state(cell.shape, weight, exponent, votes, name, control=control, **others))
 
 
