@@ -267,3 +267,35 @@ def test_at_the_edge_of_a_rule_too(name: str, gradients: Any, options: dict[str,
     assert torch.equal(weight, other)
     if name == "GNR":
         assert weight.tolist() == pytest.approx([-0.5, 0.0])
+
+
+@pytest.mark.parametrize("name", ["GNTS", "GNR", "SBC", "MHT", "GNS"])
+def test_counts_from_one_are_its_counts_before_and_after_every_step(name: str, parameters: Any, backward: Any) -> None:
+    first = {"SBC": {"physical_batch_size": 1, "initial_logical_batch_size": 3}}.get(name, {})
+    logged = []
+    for package, more in ((theirs, {}), (ours, {"count_from": 1})):
+        weights = parameters()
+        wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first, **more)
+        counts = []
+        for seed in range(9):
+            for after in (False, True):
+                if after:
+                    backward(weights, seed, 1.0)
+                    wrapper.step(1.0 + 0.1 * seed) if name == "MHT" else wrapper.step()
+                statistics = wrapper.statistics()
+                counts.append([statistics[key] for key in ("batches", "steps", "num_draws")])
+        logged.append(counts)
+    assert logged[0] == logged[1]
+
+
+def test_errors_can_be_caught_by_the_classes_that_it_raises(parameters: Any, backward: Any) -> None:
+    for package in (theirs, ours):
+        weights = parameters()
+        with pytest.raises(ValueError, match="mode must be 'global' or 'independent'"):
+            package.OptimizerWrapperGNR(torch.optim.SGD(weights, lr=0.1), mode="local")
+        for name in ("GNTS", "GNR", "MHT", "GNS", "SBC"):
+            first = {"physical_batch_size": 1} if name == "SBC" else {}
+            wrapper = getattr(package, f"OptimizerWrapper{name}")(torch.optim.SGD(weights, lr=0.1), **first)
+            backward(weights, 0, 1.0)
+            with pytest.raises(NotImplementedError):
+                wrapper.zero_grad()

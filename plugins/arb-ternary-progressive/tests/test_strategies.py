@@ -320,6 +320,23 @@ def test_every_time_option_of_the_config_has_an_effect() -> None:
     assert TimeStepMasking(guide(mask_token_id=4)).reserved_ids(60) == (4,)
 
 
+def test_a_custom_mapping_is_given_the_most_stacks_whatever_a_run_grows_to() -> None:
+    given: list[tuple[int, int, int]] = []
+
+    def custom(stack_idx: int, max_stacks: int, num_time_steps: int) -> int:
+        given.append((stack_idx, max_stacks, num_time_steps))
+        return stack_idx
+
+    config = guide()
+    progressive = config.training.progressive
+    progressive.max_stacks, progressive.num_time_steps = 9, 8
+    progressive.stack_time_mapping, progressive.custom_time_mapping = "custom", custom
+    assert depth_time(progressive, 1, 4) == (1, 1.5 / 8)
+    assert TimeStepMasking(config, final_depth=4).get_time_step_for_stack(2) == 2
+    assert TimeStepMasking(config).get_time_step_for_stack(3, final_depth=5) == 3
+    assert given == [(1, 9, 8), (2, 9, 8), (3, 9, 8)]
+
+
 def test_the_final_depth_may_be_that_of_the_run() -> None:
     assert TimeStepMasking(guide(), final_depth=4).get_time_step_for_stack(3) == 7
     assert TimeStepMasking(guide()).get_time_step_for_stack(3) == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from arb_ternary.errors import ArbError
+from arb_ternary.errors import ArbError, ConfigError
 
-__all__ = ["NonFiniteGradientError", "PendingGradientError"]
+__all__ = ["NonFiniteGradientError", "PendingGradientError", "WrapperOptionError"]
 
 
 class NonFiniteGradientError(ArbError):
     """A gradient, a metric or a loss is not finite under the policy ``"raise"``; the sum is without it."""
 
 
-class PendingGradientError(ArbError):
-    """Somebody tried to clear gradients that a wrapper has not used yet."""
+class PendingGradientError(ArbError, NotImplementedError):
+    """Somebody tried to clear gradients that a wrapper has not used yet; in torch-gqc a NotImplementedError."""
+
+
+class WrapperOptionError(ConfigError, ValueError):
+    """An option of a wrapper is outside its range; in torch-gqc a ValueError."""

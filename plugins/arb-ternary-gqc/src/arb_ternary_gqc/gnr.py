@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from arb_ternary.errors import ConfigError
+from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
@@ -45,7 +45,7 @@ class GradientNormRescaler(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if mode not in ("global", "independent"):
-            raise ConfigError(f"gqc: mode must be 'global' or 'independent', not {mode!r}")
+            raise WrapperOptionError(f"gqc: mode must be 'global' or 'independent', not {mode!r}")
         super().__init__(optimizer, initial=target_norm, max_batch_draws=1, per_group=per_group, **options)
         self.mode = mode
         if self._modules and not self._parameters:

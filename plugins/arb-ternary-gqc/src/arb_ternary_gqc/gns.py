@@ -10,6 +10,7 @@ import numpy as np
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
@@ -74,7 +75,7 @@ class GradientNoiseScale(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if estimator not in get_args(Estimator):
-            raise ConfigError(f"gqc: estimator must be 'mccandlish' or 'norm_variance', not {estimator!r}")
+            raise WrapperOptionError(f"gqc: estimator must be 'mccandlish' or 'norm_variance', not {estimator!r}")
         self.noise_multiplier = noise_multiplier
         self.estimator = estimator
         self.grad_norms: list[float] = []

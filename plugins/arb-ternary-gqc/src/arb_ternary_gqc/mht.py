@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from arb_ternary.errors import ConfigError
+from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.student_t import two_sided_quantile
 from arb_ternary_gqc.wrapper import OptimizerWrapper
@@ -66,11 +66,11 @@ class MetricHypothesisTest(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if not 0 < confidence < 1:
-            raise ConfigError(f"gqc: confidence must lie between 0 and 1, not {confidence}")
+            raise WrapperOptionError(f"gqc: confidence must lie between 0 and 1, not {confidence}")
         if error_tolerance < 0:
-            raise ConfigError(f"gqc: error_tolerance must not be negative, not {error_tolerance}")
+            raise WrapperOptionError(f"gqc: error_tolerance must not be negative, not {error_tolerance}")
         if not 0 <= ema_alpha <= 1:
-            raise ConfigError(f"gqc: ema_alpha must lie between 0 and 1, not {ema_alpha}")
+            raise WrapperOptionError(f"gqc: ema_alpha must lie between 0 and 1, not {ema_alpha}")
         self.confidence = confidence
         self.error_tolerance = error_tolerance
         self.ema_alpha = ema_alpha

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.gradients import Gradients
 from arb_ternary_gqc.schedule import QuantitySchedule
 
@@ -25,6 +26,7 @@ class CommonOptions(TypedDict, total=False):
     schedule: QuantitySchedule | None
     process_group: Any
     local_gradients: bool
+    count_from: Literal[0, 1]
 
 
 @frozen(eq=False)
@@ -63,9 +65,9 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
             "Wrap an optimizer whose step() works without a closure.",
         )
     if max_batch_draws < 1:
-        raise ConfigError(f"gqc: max_batch_draws must be at least 1, not {max_batch_draws}")
+        raise WrapperOptionError(f"gqc: max_batch_draws must be at least 1, not {max_batch_draws}")
     if non_finite not in ("skip", "raise"):
-        raise ConfigError(f"gqc: non_finite must be 'skip' or 'raise', not {non_finite!r}")
+        raise WrapperOptionError(f"gqc: non_finite must be 'skip' or 'raise', not {non_finite!r}")
 
 
 def numbers_given(loss: Any, signal: Any, metric: Any) -> tuple[list[str], list[float]]:

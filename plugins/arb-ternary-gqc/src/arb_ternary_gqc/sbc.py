@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 from torch.optim import Optimizer
 
-from arb_ternary.errors import ConfigError
+from arb_ternary_gqc.errors import WrapperOptionError
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
@@ -37,7 +37,7 @@ class ScheduledBatch(OptimizerWrapper):
         **options: Unpack[CommonOptions],
     ) -> None:
         if physical_batch_size < 1:
-            raise ConfigError(f"gqc: physical_batch_size must be at least 1, not {physical_batch_size}")
+            raise WrapperOptionError(f"gqc: physical_batch_size must be at least 1, not {physical_batch_size}")
         self.physical_batch_size = physical_batch_size
         logical = physical_batch_size if initial_logical_batch_size is None else initial_logical_batch_size
         super().__init__(optimizer, initial=logical, max_batch_draws=max_batch_draws, **options)

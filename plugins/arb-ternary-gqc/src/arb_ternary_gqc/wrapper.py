@@ -50,6 +50,8 @@ class OptimizerWrapper(Optimizer):
         process_group: of ``torch.distributed``: all ranks take the same decisions.
         local_gradients: backward runs under ``no_sync``, and the wrapper averages gradients over ``process_group``:
             where it decides on gradients after every draw, else before a step. False: they arrive averaged.
+        count_from: what :meth:`statistics` begin to count batches and draws from; 1 counts the one that is being drawn,
+            as torch-gqc does.
 
     Attributes:
         inner: the wrapped optimizer; ``optimizer`` is another name for it.
@@ -87,6 +89,7 @@ class OptimizerWrapper(Optimizer):
         schedule: QuantitySchedule | None = None,
         process_group: Any = None,
         local_gradients: bool = False,
+        count_from: Literal[0, 1] = 0,
     ) -> None:
         self.inner = optimizer
         check_arguments(optimizer, max_batch_draws, non_finite)
@@ -94,6 +97,7 @@ class OptimizerWrapper(Optimizer):
         self.non_finite = non_finite
         self.per_group = per_group
         self.schedule = schedule
+        self.count_from = count_from
         self._initial = initial
         self._own: list[dict[str, Any]] | None = None
         if initial is not None:
@@ -209,11 +213,11 @@ class OptimizerWrapper(Optimizer):
         return sum(tensor.nbytes for tensor in (*self._parameters, *statistics))
 
     def statistics(self) -> dict[str, Any]:
-        """True counts, and what the wrapper decides by, for logs and progress bars."""
+        """Counts, and what the wrapper decides by, for logs and progress bars."""
         return {
-            "batches": self.num_batches,
+            "batches": self.num_batches + self.count_from,
             "steps": self.num_steps,
-            "num_draws": self.num_draws,
+            "num_draws": self.num_draws + self.count_from,
             **self._own_statistics(),
             "last_grad_norm": self.last_grad_norm,
             "last_num_draws": self.last_num_draws,

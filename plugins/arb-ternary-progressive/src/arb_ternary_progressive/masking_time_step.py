@@ -107,6 +107,7 @@ class TimeStepMasking(HidingStrategy):
 
     Attributes:
         final_depth: as given.
+        max_stacks: of a config of progressive training, which is what a custom mapping is given; else None.
         fractions: the share of hidden positions at each step.
         seed: as given.
         training_objective: the objective of a config of progressive training, else None.
@@ -124,7 +125,8 @@ class TimeStepMasking(HidingStrategy):
         progressive = given.training.progressive if hasattr(given, "training") else given
         self.vocabulary_size: int | None = given.model.vocab_size if hasattr(given, "model") else None
         self.training_objective: str | None = getattr(progressive, "training_objective", None)
-        self.final_depth: int | None = getattr(progressive, "max_stacks", None) if final_depth is None else final_depth
+        self.max_stacks: int | None = getattr(progressive, "max_stacks", None)
+        self.final_depth: int | None = self.max_stacks if final_depth is None else final_depth
         self.seed = int(getattr(progressive, "seed", 0) if seed is None else seed)
         self.num_time_steps: int = progressive.num_time_steps
         self.time_interpretation: Interpretation = progressive.time_interpretation
@@ -158,6 +160,7 @@ class TimeStepMasking(HidingStrategy):
             mapping=self.stack_time_mapping,
             custom=self.custom_time_mapping,
             time_per_stack=self.time_per_stack,
+            max_stacks=self.max_stacks,
         )
 
     def time_for_stack(self, stack_idx: int, *, final_depth: int | None = None) -> float:
@@ -233,6 +236,7 @@ def depth_time(config: GrowthConfig, stack_idx: int, final_depth: int) -> tuple[
         mapping=config.stack_time_mapping,
         custom=config.custom_time_mapping,
         time_per_stack=config.time_per_stack,
+        max_stacks=config.max_stacks,
     )
     return step, time_of_step(step, config.num_time_steps)
 

@@ -97,6 +97,7 @@ def time_step_for_stack(
     mapping: TimeMapping = "linear",
     custom: CustomMapping | str | None = None,
     time_per_stack: int = 100,
+    max_stacks: int | None = None,
 ) -> int:
     """The time step, 0 to ``T - 1``, that stack ``stack_idx`` of ``final_depth`` is trained at.
 
@@ -111,6 +112,8 @@ def time_step_for_stack(
         mapping: one of the four.
         custom: the function of ``custom``, or its name as ``module:function``.
         time_per_stack: steps a stack of ``time_per_stack``.
+        max_stacks: what the function of ``custom`` is given by this name: the most stacks that a rack may have; None =
+            ``final_depth``.
 
     Raises:
         UsageProblem: there is no such stack.
@@ -119,7 +122,7 @@ def time_step_for_stack(
     _check_stack(stack_idx, final_depth)
     last = num_time_steps - 1
     if mapping == "custom":
-        return _custom_step(stack_idx, final_depth, num_time_steps, custom)
+        return _custom_step(stack_idx, final_depth if max_stacks is None else max_stacks, num_time_steps, custom)
     if mapping == "time_per_stack":
         return min(stack_idx * time_per_stack, last)
     if mapping not in get_args(TimeMapping):
@@ -216,6 +219,7 @@ def denoising_fractions(
     mapping: TimeMapping = "linear",
     custom: CustomMapping | str | None = None,
     time_per_stack: int = 100,
+    max_stacks: int | None = None,
 ) -> tuple[float, ...]:
     """The deterministic schedule ``r_0 .. r_K`` of a rack of ``K`` stacks that was built from right to left.
 
@@ -234,6 +238,7 @@ def denoising_fractions(
             mapping=mapping,
             custom=custom,
             time_per_stack=time_per_stack,
+            max_stacks=max_stacks,
         )
         for built in reversed(range(stacks))
     ]
@@ -248,11 +253,11 @@ def denoising_fractions(
     return schedule
 
 
-def _custom_step(stack_idx: int, final_depth: int, num_time_steps: int, custom: CustomMapping | str | None) -> int:
-    step = resolve_mapping(custom)(stack_idx, final_depth, num_time_steps)
+def _custom_step(stack_idx: int, max_stacks: int, num_time_steps: int, custom: CustomMapping | str | None) -> int:
+    step = resolve_mapping(custom)(stack_idx, max_stacks, num_time_steps)
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < num_time_steps:
         raise ConfigError(
-            f"custom_time_mapping: for stack {stack_idx} of {final_depth} it gives {step!r}, which is not a time step",
+            f"custom_time_mapping: for stack {stack_idx} of {max_stacks} it gives {step!r}, which is not a time step",
             f"Time steps are whole numbers from 0 to {num_time_steps - 1}.",
         )
     return step
