@@ -15,6 +15,7 @@ from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import MaskedBatch
+from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
@@ -25,6 +26,7 @@ from arb_ternary_progressive.plan_config import plan_file
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.evaluate import masked_loss
 from arb_ternary_train.loading import load_config
+from arb_ternary_votes.scaled_votes import ScaledVotes
 
 CONFIG = """
 name: planned
@@ -148,6 +150,22 @@ def test_what_is_planned_is_what_is_then_measured(write: Callable[..., Path], ca
         assert memory.total == pytest.approx(sum(found.values()) - found["trainable"], rel=0.1)
         if model:
             assert stage.trainable == found["trainable"]
+
+
+def test_votes_that_an_optimizer_may_have_to_undo_are_counted(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write()
+    plain = plan_file(path)[0].memory.gradients
+    monkeypatch.setattr(ScaledVotes, "refuses", True, raising=False)
+    undone = plan_file(path)[0].memory.gradients
+    config = load_config(path).config
+    model = build_parts(config).model
+    counted = {row.what: row.nbytes for row in audit(model).rows}
+    config.optimizer.build(collect_trainable(model))
+    statistics = [each for _, module in ternary_modules(model) for each in (module.stats, module.magnitudes)]
+    kept = counted["votes"] + counted["exponent votes"] + counted["control words"]
+    assert undone - plain == kept + sum(each.nbytes for each in statistics if each is not None)
 
 
 def test_stacks_that_are_trained_at_once_have_one_plan(write: Callable[..., Path]) -> None:

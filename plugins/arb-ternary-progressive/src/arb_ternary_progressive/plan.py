@@ -17,7 +17,7 @@ from attrs import asdict, evolve, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from arb_ternary.optim.protocol import Trainable, collect_trainable
+from arb_ternary.optim.protocol import Trainable, collect_trainable, may_refuse
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
@@ -41,7 +41,7 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers: weights, exponents, accumulators.
-        gradients: of float parameters, and what ternary modules hold within a step.
+        gradients: of float parameters, and what ternary modules hold within a step, votes that may be undone included.
         optimizer: what the optimizer will keep.
         activations: what the backward pass keeps of one micro-batch.
         cache: hidden states of the trunk in the activation cache.
@@ -110,6 +110,7 @@ def measured_memory(rack: nn.Module, optimizer: Optimizer, activations: int = 0,
     modules = [module for _, module in ternary_modules(rack)]
     # Accumulators of 2 bits are working memory and a buffer.
     working = [tensor.nbytes for each in modules for tensor in each.working_memory() if id(tensor) not in weights]
+    working += [tensor.nbytes for each in modules for tensor in (each.kept_votes or {}).values()]
     return Memory(
         weights=sum(weights.values()),
         gradients=sum(gradients) + sum(working),
@@ -245,6 +246,8 @@ def _probe(
         stage = Stage.enter(builder, growth.trunk_strategy) if growth.enabled else Stage.whole(rack)
         rack.train()
         optimizer = make_optimizer(collect_trainable(rack))
+        for _, module in ternary_modules(rack):
+            module.undoable = may_refuse(optimizer)
         inputs: dict[str, Any] = {}
         if not stage.streams:
             with torch.no_grad(), autocast():
@@ -258,6 +261,8 @@ def _probe(
         value.backward()  # type: ignore[no-untyped-call]
         memory = measured_memory(rack, optimizer, activations)
         rack.zero_grad()
+        for _, module in ternary_modules(rack):
+            module.take_votes()
         trainable = collect_trainable(rack)
         learning = sum(parameter.numel() for parameter in trainable.floats.values())
         learning += sum(module.shape.out_features * module.shape.in_features for module in trainable.ternary.values())
