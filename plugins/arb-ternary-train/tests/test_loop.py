@@ -62,6 +62,7 @@ class Context:
         self.skips: list[tuple[str, int]] = []
         self.activity = 0
         self.logbook = SimpleNamespace(count_training=self.count_training)
+        self.files = SimpleNamespace(exists=lambda: False)
         self.tokens = 0
 
     def make_optimizer(self) -> Any:

@@ -77,7 +77,7 @@ class TernarySignGSD(SignVotes):
         """Whether a step may be skipped because of a NaN gradient."""
         return any(group["nan_policy"] == "skip" for group in self.param_groups)
 
-    def may_step(self, loss_signal: Tensor | float | None = None) -> bool:
+    def may_step(self, loss_signal: Tensor | float | None = None, **settings: Any) -> bool:
         """Apply the NaN policies to the gradients since ``zero_grad``: raise, say no (skip), or say yes.
 
         Raises:
