@@ -20,7 +20,7 @@ TIMED = {"name": "time_step"}
 
 
 def validated(folder: Path, **sections: Any) -> None:
-    model = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}
+    model = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8}
     phase = {"name": "standard", "steps": 2, "batch_size": 2, "block_size": 8}
     config = {
         "data": {"name": "shakespeare"},

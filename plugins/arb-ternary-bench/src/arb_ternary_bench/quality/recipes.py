@@ -87,6 +87,7 @@ def scaled_votes_pure(steps: int) -> Recipe:
     return Recipe(
         overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes"}},
         trials=tuple({"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)),
+        without=("phase.grad_clip",),
     )
 
 

@@ -190,20 +190,20 @@ class DecoderConfig:
         embedding, gains = "embedding" not in self.float_parts, self._ternary_gains
         whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
         there: dict[TrainedPart, bool] = {
-            "ternary": embedding or gains or self._ternary_linears,
+            "ternary": embedding or gains or self.ternary_linears,
             "float": bool(self.float_parts),
         }
         return Planned(
             kinds=frozenset(kind for kind in there if there[kind]),
             matrices=bool({"embedding", "head", "linears"} & set(self.float_parts)),
             vote_bits=self.vote_bits,
-            integers=self.gradients == "int8" and (embedding or gains or (whole and self._ternary_linears)),
+            integers=self.gradients == "int8" and (embedding or gains or (whole and self.ternary_linears)),
             exponents=(embedding and self.embedding_scale_rule == "residual")
-            or (self.scale_rule == "residual" and (gains or self._ternary_linears)),
+            or (self.scale_rule == "residual" and (gains or self.ternary_linears)),
         )
 
     @property
-    def _ternary_linears(self) -> bool:
+    def ternary_linears(self) -> bool:
         """Whether a linear of the blocks, or a head of its own, is ternary."""
         return not {"linears", "head"} <= set(self.float_parts) and not (
             self.tie_embeddings and "linears" in self.float_parts

@@ -1,0 +1,289 @@
+"""No option is idle: changed, it changes a run's bytes or is a fault of the config. The list comes from the registry.
+
+Weights, the optimizer's state and the metrics of a run of three tiny steps are compared. A plugin that is installed
+adds its components and their options without an edit here; what can by its nature change none of these bytes is listed
+below with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
+from zlib import crc32
+
+import attrs
+import pytest
+
+from arb_ternary.backends.select import reset_backends
+from arb_ternary.config.fields import config_fields, default_of, shape_of
+from arb_ternary.config.structure import options_class
+from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.errors import ConfigError
+from arb_ternary.plugins.manager import manager
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+
+FLOATS: Final = ["embedding", "head", "norms", "linears"]
+MIXED: Final = ["norms", "head"]
+SPLIT: Final = {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw"}}
+MODEL: Final = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 16, "group_size": 32}
+#: The options of a phase of three short steps, as far as it has them.
+BRIEF: Final = {
+    "steps": 3, "batch_size": 2, "block_size": 8, "eval_every": 0, "accum_threshold": 1,
+    "target_stacks": 3, "steps_per_stack": 1, "blocks_per_stack": 1,
+}  # fmt: skip
+
+#: Options that by their nature change none of the bytes, and why.
+BY_NATURE: Final[dict[str, str]] = {
+    **dict.fromkeys(("log_every", "eval_every", "eval_batches"), "what is shown and evaluated, not what is trained"),
+    **dict.fromkeys(("num_workers", "compile_model", "foreach"), "how fast it is computed, not what"),
+    **dict.fromkeys(("activation_checkpointing", "activation_checkpoint_threshold"), "memory for time"),
+    **dict.fromkeys(("cache_activations", "cache_bytes", "cache_folder"), "memory or disk for time"),
+    **dict.fromkeys(("max_skipped", "max_stacks", "max_length"), "a limit that these runs do not reach"),
+    **dict.fromkeys(("nan_policy", "non_finite"), "of gradients that are not finite, of which there are none here"),
+    **dict.fromkeys(("init_from", "path", "train", "validation", "tokenizer"), "a path, or the name of a file"),
+    "custom_time_mapping": "the name of a function",
+    **dict.fromkeys(("dtype", "vocabulary_size"), "what a token file holds: another value is another file"),
+    **dict.fromkeys(("band", "votes.band"), "how far exponents may move: in a few steps none comes so far"),
+    "dead_band": "a tolerance about the number of flips, which these runs exceed",
+    "maximum": "what a finished run is judged by",
+    "validation_fraction": "where the text is cut: three steps may draw the same samples of either part",
+    "tuning": "which part of the text is held out: three steps may draw the same samples",
+    "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one below",
+}  # fmt: skip
+#: The same of one component's option.
+BY_NATURE_OF: Final = {
+    "gqc.gnts.per_group": "each group meets or misses the threshold as all of them do",
+    **dict.fromkeys(("bitnet.learned_norms", "direct.learned_norms"), "norms among the float parts have gains anyway"),
+}
+#: Values where those that follow from an option's type would do nothing, or something else, in three steps.
+VALUES: Final[dict[str, list[Any]]] = {
+    "sliding_window": [3],
+    "float_parts": [["head"]],
+    "mask_token_id": [254],
+    "fractions": [[0.5]],
+    "time_step_fractions": [[0.5]],
+    "qlora_configs": [{0: {"rank": 2, "alpha": 2.0}}],
+    "heads": [1],
+    "kv_heads": [1],
+    "head_dim": [4],
+    "lr_schedule": ["linear", "constant"],
+    "steps": [2],
+    "grad_clip": [1e-3],
+    "clip": [0.5],
+    "power": [3.0],
+    "schedule.batches": [2],
+    "threshold": [100.0],
+    "target_norm": [0.25],
+    "gain": [1.0, 0.5, 1000.0],
+    "accum_threshold": [2, 8],
+    "confidence": [0.5],
+    "error_tolerance": [1e-4, 0.5],
+    "noise_multiplier": [1e-3, 50.0],
+    "max_batch_draws": [1],
+    "decay_steps": [1],
+    "tau": [1e-3],
+}
+#: Options of a component that others wait for.
+COMPANIONS: Final[dict[str, dict[str, Any]]] = {
+    "optimizer.gqc.sbc": {"initial_logical_batch_size": 2.0},
+    "optimizer.gqc.gnts": {"threshold": 0.05, "max_batch_draws": 3},
+    "optimizer.gqc.mht": {"error_tolerance": 1e-3, "max_batch_draws": 3},
+    "optimizer.gqc.gns": {"max_batch_draws": 3},
+    "optimizer.sign_votes": {"accum_threshold": 2},
+    "optimizer.signgsd": {"votes": {"accum_threshold": 1, "lr": 3.0}},
+    "phase.progressive": {"steps_per_stack": 3},
+    "optimizer.scaled_votes": {"lr": 1.0},
+    "optimizer.momentum_votes": {"flip_rate": 0.5, "quanta": 20.0},
+}
+#: Steps of runs in which three show nothing of a component.
+STEPS: Final = {"optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
+
+
+def registered(kind: str) -> list[Any]:
+    return list(manager().registry.all(kind))
+
+
+def options(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], attrs.Attribute[Any]]]:
+    """Path and attribute of every option, those of nested sections too; not the components that it names."""
+    for field in config_fields(cls):
+        shapes = {shape_of(arm): arm for arm in (*get_args(field.type), field.type)}
+        if "choice" in shapes:
+            continue
+        if "class" in shapes and shape_of(field.type) != "mapping":
+            yield from options(shapes["class"], (*prefix, str(field.alias)))
+        else:
+            yield (*prefix, str(field.alias)), field
+
+
+def candidates(path: tuple[str, ...], field: attrs.Attribute[Any]) -> list[Any]:
+    """Other values of an option that are right by themselves."""
+    for key in (".".join(path), path[-1]):
+        if key in VALUES:
+            return [value for value in VALUES[key] if valid(field, value)]
+    default, arms = default_of(field), [*get_args(field.type), field.type]
+    found: list[Any] = []
+    for arm in arms:
+        if shape_of(arm) == "literal":
+            found += get_args(arm)
+        elif arm is bool:
+            found += [True, False]
+        elif arm in (int, float) and not isinstance(default, bool):
+            numbers = [default] if isinstance(default, int | float) else []
+            found += [arm(each) for number in numbers for each in (number * 2, number / 2, number + 1)] + [
+                arm(2),
+                arm(1),
+            ]
+    return [value for value in dict.fromkeys(found) if value != default and valid(field, value)][:8]
+
+
+def valid(field: attrs.Attribute[Any], value: Any) -> bool:
+    try:
+        if field.validator is not None:
+            field.validator(None, field, value)  # type: ignore[misc]
+    except (ValueError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...]]:
+    """A run in which the component takes part, and where its options are."""
+    config: dict[str, Any] = {
+        "name": "every_option",
+        "data": {"name": "text", "path": "text.txt", "tokenizer": "bytes"},
+        "model": {**MODEL, "float_parts": MIXED},
+        "optimizer": SPLIT,
+        "phases": [{"name": "standard", **brief("phase", "standard")}],
+        "checkpoint": {"every": 3, "keep": 1},
+    }
+    name = found.spec.name
+    section = {"name": name, **brief(kind, name), **COMPANIONS.get(f"{kind}.{name}", {})}
+    where: tuple[str | int, ...] = (kind,)
+    if kind == "optimizer":
+        accepts = found.spec.accepts
+        parts = {frozenset({"ternary"}): [], frozenset({"float"}): FLOATS}.get(accepts, MIXED)
+        config["model"]["float_parts"] = parts
+        if accepts == {"stored"}:
+            config["model"] = {**MODEL, "name": "direct", "float_parts": FLOATS}
+            config["model"].pop("group_size")
+            section, where = {**SPLIT, "ternary": section}, (kind, "ternary")
+        elif any(field.name == "inner" for field in config_fields(options_class(found.spec) or object)):
+            section["inner"] = SPLIT
+    if kind == "model":
+        section = {**MODEL, **section}
+        if name != "decoder":
+            section["float_parts"] = FLOATS
+            section.pop("group_size")
+            config["optimizer"] = {**SPLIT, "ternary": {"name": "dqt"}} if name == "direct" else {"name": "adamw"}
+    if kind == "data":
+        section = {"shakespeare": section, "text": config["data"]}.get(name, {})
+    if kind == "phase":
+        where = ("phases", 0)
+        config["phases"] = [section]
+        config["masking"] = {"name": "time_step"}
+    else:
+        config[kind] = section
+    if kind == "masking":
+        timed = {**brief("phase", "progressive"), "eval_every": 1, "eval_batches": 1}
+        config["phases"] = [{"name": "progressive", **timed}]
+    if f"{kind}.{name}" in STEPS:
+        steps = STEPS[f"{kind}.{name}"]
+        config["phases"][0]["steps"] = config["checkpoint"]["every"] = steps
+    return config, where
+
+
+@cache
+def brief(kind: str, name: str) -> Mapping[str, Any]:
+    cls = options_class(manager().registry.get(kind, name).spec)
+    known = {field.alias for field in config_fields(cls)} if cls is not None else set()
+    return {key: value for key, value in BRIEF.items() if key in known} if kind == "phase" else {}
+
+
+def cases() -> Iterator[Any]:
+    for kind in ("optimizer", "masking", "phase", "model", "data"):
+        for found in registered(kind):
+            cls = options_class(found.spec)
+            for path, field in options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ():
+                name = f"{kind}-{found.spec.name}-{'.'.join(path)}"
+                # One in six is tried every time, whatever else is there; the rest takes minutes.
+                marks = () if crc32(name.encode()) % 6 == 0 else pytest.mark.slow
+                yield pytest.param(kind, found, path, field, id=name, marks=marks)
+
+
+def placed(
+    config: Mapping[str, Any], where: tuple[str | int, ...], path: tuple[str, ...], value: Any
+) -> dict[str, Any]:
+    """``config`` with another value of an option."""
+    changed: Any = deepcopy(dict(config))
+    holder = changed
+    for key in (*where, *path[:-1]):
+        if isinstance(holder, dict) and key not in holder:
+            holder[key] = {"batches": 3} if key == "schedule" else {}
+        holder = holder[key]
+    holder[path[-1]] = value
+    return changed  # type: ignore[no-any-return]
+
+
+class Runs:
+    """Bytes of runs, each trained once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[str, tuple[bytes, ...]] = {}
+
+    def bytes_of(self, config: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """What the run leaves behind; ConfigError where its config is refused."""
+        text = dump_yaml(dict(config))
+        if text not in self.made:
+            directory = self.folder / f"run-{len(self.made)}"
+            path = directory.with_suffix(".yaml")
+            path.write_text(text.replace("text.txt", str(self.folder / "text.txt")))
+            loaded = load_config(path).config
+            train(loaded, RunRequest(directory=directory, backend="torch", reporter=Silent))
+            last = sorted((directory / "checkpoints").glob("step-*"))[-1]
+            files = (last / "model.safetensors", last / "state.safetensors", directory / "metrics.jsonl")
+            self.made[text] = tuple(file.read_bytes() for file in files)
+        return self.made[text]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("every_option")
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 30)
+    return Runs(folder)
+
+
+@pytest.fixture(autouse=True)
+def _backends_are_forgotten() -> Iterator[None]:
+    yield
+    reset_backends()
+
+
+@pytest.mark.parametrize(("kind", "found", "path", "field"), list(cases()))
+def test_an_option_changes_the_run_or_is_refused(
+    kind: str, found: Any, path: tuple[str, ...], field: attrs.Attribute[Any], runs: Runs
+) -> None:
+    if path[-1] in BY_NATURE and path[-1] not in VALUES:
+        pytest.skip(BY_NATURE[path[-1]])
+    if reason := BY_NATURE_OF.get(f"{found.spec.name}.{'.'.join(path)}"):
+        pytest.skip(reason)
+    if path[0] == "schedule" and found.spec.name.startswith("gqc.") and found.spec.name != "gqc.gnr":
+        pytest.skip("the schedule of gqc.gnr, whose quantity acts in every step; others decide the same way or not")
+    config, where = context(kind, found)
+    tried = candidates(path, field)
+    assert tried, f"no value is known for {path}: add one to VALUES, or the reason why it changes nothing to BY_NATURE"
+    if path[0] == "schedule" and len(path) > 1:
+        config = placed(config, where, ("schedule", "batches"), 3)
+    same, before = [], runs.bytes_of(config)
+    for value in tried:
+        try:
+            if runs.bytes_of(placed(config, where, path, value)) != before:
+                return
+            same.append(value)
+        except ConfigError:
+            continue
+    assert not same, f"{'.'.join(path)}: {same} train as the default does, byte for byte"
