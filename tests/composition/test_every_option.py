@@ -63,7 +63,7 @@ BY_NATURE_OF: Final = {
 #: Values where those that follow from an option's type would do nothing, or something else, in three steps.
 VALUES: Final[dict[str, list[Any]]] = {
     "sliding_window": [3],
-    "float_parts": [["head"]],
+    "float_parts": [["norms"]],
     "mask_token_id": [254],
     "fractions": [[0.5]],
     "time_step_fractions": [[0.5]],
@@ -144,7 +144,7 @@ def candidates(path: tuple[str, ...], field: attrs.Attribute[Any]) -> list[Any]:
 def valid(field: attrs.Attribute[Any], value: Any) -> bool:
     try:
         if field.validator is not None:
-            field.validator(None, field, value)  # type: ignore[misc]
+            field.validator(None, field, value)
     except (ValueError, TypeError, AttributeError):
         return False
     return True
@@ -174,7 +174,7 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         elif any(field.name == "inner" for field in config_fields(options_class(found.spec) or object)):
             section["inner"] = SPLIT
     if kind == "model":
-        section = {**MODEL, **section}
+        section = {**MODEL, "float_parts": ["head"], **section}
         if name != "decoder":
             section["float_parts"] = FLOATS
             section.pop("group_size")
