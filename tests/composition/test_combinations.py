@@ -146,10 +146,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "has no entry for stack 1",
     ),
     "float adapters for an optimizer of trits": (
-        {"phase": {**DEPTH, "qlora_enabled": True}}, "optimizer", "cannot train float parts",
+        {"phase": {**DEPTH, "qlora_enabled": True}}, "optimizer", "cannot train float parameters",
     ),
     "float stacks for an optimizer of trits": (
-        {"phase": {**DEPTH, "new_stack_precision": "full"}}, "optimizer", "cannot train float parts",
+        {"phase": {**DEPTH, "new_stack_precision": "full"}}, "optimizer", "cannot train float parameters",
     ),
     "two numbers of time steps": (
         {"masking": TIMED, "phase": {**DEPTH, "num_time_steps": 16}}, "phases[0].num_time_steps", "hides by 8",
