@@ -262,7 +262,6 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
 def test_a_combination_that_would_leave_weights_untrained_is_refused(
     tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    config = load_config(write(tmp_path, split(name="dqt"), steps=1), overrides).config
     with pytest.raises(ConfigError) as caught:
-        train(config, RunRequest(directory=tmp_path / "run"))
+        load_config(write(tmp_path, split(name="dqt"), steps=1), overrides)
     assert message in str(caught.value)
