@@ -1,7 +1,8 @@
 """Every backend with every optimizer, masking strategy and phase that is registered: the list comes from the registry.
 
 A plugin that is installed adds its components to the product without an edit here. Each run is tiny, checkpoints after
-its first step, and is continued from there: the end must have the same bytes.
+its first step, and is continued from there: the end must have the same bytes. `make test` takes every optimizer with
+every masking strategy and phase on one backend in turn, so that each backend meets each optimizer; the rest is slow.
 """
 
 from __future__ import annotations
@@ -70,10 +71,25 @@ def combined(kind: str) -> list[Any]:
     return [found for found in registered(kind) if getattr(found.spec, "accepts", None) != {"stored"}]
 
 
-COMBINATIONS = [
-    pytest.param(*found, id="-".join(each.spec.name for each in found))
-    for found in product(*(combined(kind) for kind in ("backend", "optimizer", "masking", "phase")))
-]
+def usable(backend: Any) -> bool:
+    (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
+    return candidate.usable and not candidate.last_resort  # a last resort is slow, and trains in tests of its own
+
+
+def combinations() -> Iterator[Any]:
+    """Every combination; those that are not the turn of their backend are slow."""
+    backends = sorted(combined("backend"), key=usable, reverse=True)
+    turns = max(1, sum(map(usable, backends)))
+    others = product(*(list(enumerate(combined(kind))) for kind in ("optimizer", "masking", "phase")))
+    for (i, optimizer), (j, masking), (k, phase) in others:
+        for index, backend in enumerate(backends):
+            found = (backend, optimizer, masking, phase)
+            marks = () if index == (i + j + k) % turns else pytest.mark.slow
+            yield pytest.param(*found, id="-".join(each.spec.name for each in found), marks=marks)
+    reset_backends()
+
+
+COMBINATIONS = list(combinations())
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +102,8 @@ def _backends_are_forgotten() -> Iterator[None]:
 def test_components_work_together_and_resume(
     backend: Any, optimizer: Any, masking: Any, phase: Any, tmp_path: Path
 ) -> None:
-    (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
-    if not candidate.usable or candidate.last_resort:  # a last resort is slow, and trains in tests of its own
-        pytest.skip(candidate.reason)
+    if not usable(backend):
+        pytest.skip("cannot be used here, or only as a last resort")
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 30)
     parts = float_parts(optimizer.spec.accepts)
@@ -178,3 +193,10 @@ def test_the_product_holds_every_registered_component() -> None:
         names = {found.spec.name for found in combined(kind)}
         assert names
         assert names <= {part for combination in COMBINATIONS for part in str(combination.id).split("-")}
+
+
+def test_every_backend_here_meets_every_optimizer_each_time() -> None:
+    quick = {str(each.id).partition("-") for each in COMBINATIONS if not each.marks}
+    met = {(backend, rest.partition("-")[0]) for backend, _, rest in quick}
+    wanted = product(filter(usable, combined("backend")), combined("optimizer"))
+    assert met >= {(backend.spec.name, optimizer.spec.name) for backend, optimizer in wanted}
