@@ -175,6 +175,28 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "min_rate of a constant schedule": (
         {"phase": {"lr_schedule": "constant", "min_rate": 0.1}}, "phases[0].min_rate",
     ),
+    **{
+        f"group_size of {what}": (
+            {"model": {"group_size": 32, **options}, "optimizer": optimizer, **more}, "model.group_size",
+        )
+        for what, options, optimizer, more in (
+            ("a float model", {"float_parts": FLOATS}, "adamw", {}),
+            ("a float model that grows", {"float_parts": FLOATS}, "adamw", {"phase": DEPTH}),
+            ("a ternary embedding", {"float_parts": ["head", "linears"]}, SPLIT, {}),
+            ("bitnet", {"name": "bitnet", "float_parts": FLOATS}, "adamw", {}),
+        )
+    },
+    **{
+        f"learned_norms of a {model} with float norms": (
+            {"model": {"name": model, "float_parts": parts, "learned_norms": True}, "optimizer": optimizer},
+            "model.learned_norms",
+        )
+        for model, parts, optimizer in (
+            ("decoder", ["norms"], SPLIT),
+            ("bitnet", ["norms", "linears", "head", "embedding"], "adamw"),
+            ("direct", FLOATS, {"name": "split", "ternary": "dqt"}),
+        )
+    },
     "amp_dtype without use_amp": ({"phase": {"amp_dtype": "float16"}}, "phases[0].amp_dtype"),
     "pin_memory on a cpu": ({"phase": {"pin_memory": True}}, "phases[0].pin_memory"),
     "lr of signgsd": ({"optimizer": {"name": "signgsd", "lr": 0.1}}, "optimizer.lr"),
@@ -304,7 +326,12 @@ def test_an_option_that_does_nothing_is_a_fault_that_says_why(case: str, tmp_pat
         {"model": {"embedding_scale_rule": "correlation"}, "optimizer": "momentum_votes"},
         {"model": {"float_parts": ["norms"]}, "optimizer": SPLIT, "phase": {"lr": 0.01, "grad_clip": 1.0}},
         {"optimizer": SPLIT, "phase": {**DEPTH, "qlora_enabled": True, "trunk_strategy": "qlora"}},
-        {"model": {"float_parts": FLOATS}, "optimizer": SPLIT, "phase": {**DEPTH, "new_stack_precision": "ternary"}},
+        {
+            "model": {"float_parts": FLOATS, "group_size": 32},
+            "optimizer": SPLIT,
+            "phase": {**DEPTH, "new_stack_precision": "ternary"},
+        },
+        {"model": {"float_parts": ["head"], "learned_norms": True, "group_size": 32}, "optimizer": SPLIT},
         {"masking": {"name": "progressive", "schedule": "cosine", "start": 0.2}, "phase": DEPTH},
         {"optimizer": {"name": "gqc.gnts", "inner": {"name": "split"}}, "model": {"float_parts": ["head"]}},
         {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "cell": 7, "tail": False, "clip": 2.0}},

@@ -56,10 +56,7 @@ BY_NATURE: Final[dict[str, str]] = {
     "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one below",
 }  # fmt: skip
 #: The same of one component's option.
-BY_NATURE_OF: Final = {
-    "gqc.gnts.per_group": "each group meets or misses the threshold as all of them do",
-    **dict.fromkeys(("bitnet.learned_norms", "direct.learned_norms"), "norms among the float parts have gains anyway"),
-}
+BY_NATURE_OF: Final = {"gqc.gnts.per_group": "each group meets or misses the threshold as all of them do"}
 #: Values where those that follow from an option's type would do nothing, or something else, in three steps.
 VALUES: Final[dict[str, list[Any]]] = {
     "sliding_window": [3],
@@ -167,6 +164,8 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         accepts = found.spec.accepts
         parts = {frozenset({"ternary"}): [], frozenset({"float"}): FLOATS}.get(accepts, MIXED)
         config["model"]["float_parts"] = parts
+        if parts is FLOATS:
+            config["model"].pop("group_size")
         if accepts == {"stored"}:
             config["model"] = {**MODEL, "name": "direct", "float_parts": FLOATS}
             config["model"].pop("group_size")

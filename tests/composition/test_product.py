@@ -113,8 +113,8 @@ def test_components_work_together_and_resume(
         "backend": backend.spec.name,
         "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
         "model": {
-            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32,
-            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {}),
+            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8,
+            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {"group_size": 32}),
         },
         "masking": section(masking),
         "optimizer": section(optimizer),
@@ -151,8 +151,8 @@ def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_wha
         "backend": "torch",
         "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
         "model": {
-            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32,
-            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {}),
+            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8,
+            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {"group_size": 32}),
         },
         "optimizer": section(optimizer),
         "phases": [phase],

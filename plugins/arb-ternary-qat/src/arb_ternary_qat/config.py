@@ -38,10 +38,6 @@ class BitnetConfig(DecoderConfig):
         super().__attrs_post_init__()
         _need_linears("bitnet", "makes the float weights of linears ternary in each pass", self.float_parts)
 
-    def contradictions_in(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        return _group_without_linears(self)
-
 
 @frozen(kw_only=True)
 class DirectConfig(DecoderConfig):
@@ -69,14 +65,6 @@ class DirectConfig(DecoderConfig):
         found = super().planned()
         kinds: set[TrainedPart] = {"stored", *(found.kinds if others else found.kinds - {"float"})}
         return attrs.evolve(found, kinds=frozenset(kinds), matrices=bool(others - {"norms"}))
-
-    def contradictions_in(self, run: Any, planned: Planned | None) -> list[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        return _group_without_linears(self)
-
-
-def _group_without_linears(model: DecoderConfig) -> list[tuple[str, str]]:
-    return [] if model.ternary_linears else without_effect(model, "no linear learns by votes", "group_size")
 
 
 def _need_linears(model: str, why: str, float_parts: tuple[FloatPart, ...]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from attrs import Attribute, frozen
 from attrs.validators import in_, instance_of, optional
 
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, option, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
@@ -201,6 +203,16 @@ class DecoderConfig:
             exponents=(embedding and self.embedding_scale_rule == "residual")
             or (self.scale_rule == "residual" and (gains or self.ternary_linears)),
         )
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if "norms" in self.float_parts:
+            yield from without_effect(self, "norms among the 'float_parts' have gains anyway", "learned_norms")
+        # A phase that changes the model may put ternary linears where there were none.
+        changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
+        added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
+        if not (self.ternary_linears or added):
+            yield from without_effect(self, "no linear learns by votes", "group_size")
 
     @property
     def ternary_linears(self) -> bool:
