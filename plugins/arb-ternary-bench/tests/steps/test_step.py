@@ -14,7 +14,9 @@ from torch import nn
 
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.cli.bench import bench
-from arb_ternary_bench.kernels.timing import Timing
+from arb_ternary_bench.kernels import gpu as gpu_module
+from arb_ternary_bench.kernels.gpu import WaitingClock
+from arb_ternary_bench.kernels.timing import Timing, Variant
 from arb_ternary_bench.steps import bench as bench_module
 from arb_ternary_bench.steps.bench import StepBench, run_step_bench, step_rows
 from arb_ternary_bench.steps.bitlinear import BitLinear
@@ -190,6 +192,73 @@ def test_the_command_runs_from_end_to_end(more: tuple[str, ...], tmp_path: Path)
     assert [row["name"] for row in result["rows"]] == EAGER
     assert {len(row) for row in rows(result)} == {len(COLUMNS)}
     assert (tmp_path / "table.md").read_text().startswith("| training |")
+
+
+# --- on another device -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [LINEAR, BLOCK], ids=["linear", "block"])
+@pytest.mark.parametrize("name", EAGER)
+def test_what_is_trained_is_on_the_device_asked_for(
+    name: str, shape: StepShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, wanted = torch.nn.Module.to, []
+
+    def to(module: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
+        wanted.append(arguments)
+        return real(module, *arguments, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    build_trainee(name, evolve(shape, device="cpu:0")).step()
+    assert ("cpu:0",) in wanted
+
+
+class FakeGpu:
+    """Takes note of the order in which calls are made and waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.seen.append(f"wait for {device}"))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * MIB)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * MIB)
+        monkeypatch.setattr(bench_module, "check_device", lambda device: self.seen.append(f"check {device}"))
+        monkeypatch.setattr(bench_module, "gpu_facts", lambda device: {"name": "a GPU"})
+
+
+def test_a_step_on_a_gpu_is_waited_for_before_and_after() -> None:
+    seen: list[str] = []
+    clock = WaitingClock(lambda: seen.append("wait"))
+    assert clock(Variant(name="step", call=lambda _: seen.append("step")), 0) > 0
+    assert seen == ["wait", "step", "wait"]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_on_a_gpu_the_bench_checks_it_waits_for_it_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    result = run_step_bench(small(shape=evolve(LINEAR, device="cpu:0")))
+    assert gpu.seen[0] == "check cpu:0"
+    timed = sum(row["steps"] for row in result["rows"])
+    assert gpu.seen.count("wait for cpu:0") >= 2 * timed
+    assert result["shape"]["device"] == "cpu:0"
+    assert result["machine"]["gpu"] == {"name": "a GPU"}
+    assert "and update. a GPU, " in markdown(result)
+    assert "Peak memory is of the tensors on the GPU" in markdown(result)
+
+
+def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeGpu(monkeypatch)
+    shape = {"out_features": 48, "in_features": 64, "rows": 16, "group_size": 32, "device": "cpu:0"}
+    memory = main(json.dumps({"name": "torch", "shape": shape, "threads": torch.get_num_threads()}))
+    assert memory == {"base_bytes": 3 * MIB, "peak_bytes": 7 * MIB}
+
+
+def test_the_command_checks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = CliRunner().invoke(bench, ["step", "--device", "gpu"]).exception
+    assert isinstance(error, ArbError)
+    assert error.what == "--device: 'gpu' is not a device of this bench"
+    monkeypatch.setattr(gpu_module, "check_device", lambda device: None)
+    done = CliRunner().invoke(bench, ["step", "--device", "cuda", "--model", "tiny"])
+    assert "--device cannot be combined with --model" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["backend_names", "kernels", "parse_shape"]
+__all__ = ["backend_names", "device_name", "kernels", "parse_shape"]
 
 _SHAPES = "4096x4096,11008x4096,4096x11008,2560x2560,1024x1024,512x512,256x256"
 _ROWS = "1,4,16,64,256,512,2048"
@@ -63,7 +63,8 @@ def _ops(_context: click.Context, _parameter: click.Parameter, text: str | None)
     return tuple(_parts(text))
 
 
-def _device(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+def device_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """The device that ``--device`` names, which is there."""
     from arb_ternary_bench.kernels.gpu import check_device
 
     device = text.strip().lower()
@@ -87,7 +88,7 @@ def backend_names(context: click.Context, _parameter: click.Parameter, text: str
 @click.command()
 @plugin_files
 @click.option(
-    "--device", default="cpu", show_default=True, callback=_device, is_eager=True, metavar="cpu|cuda|cuda:N",
+    "--device", default="cpu", show_default=True, callback=device_name, is_eager=True, metavar="cpu|cuda|cuda:N",
     help="Where the kernels run.",
 )  # fmt: skip
 @click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the device can use.")

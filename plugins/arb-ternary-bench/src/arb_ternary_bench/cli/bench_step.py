@@ -9,7 +9,7 @@ import click
 
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
-from arb_ternary_bench.cli.bench_kernels import backend_names, parse_shape
+from arb_ternary_bench.cli.bench_kernels import backend_names, device_name, parse_shape
 
 __all__ = ["step"]
 
@@ -32,6 +32,10 @@ def _model(_context: click.Context, _parameter: click.Parameter, name: str | Non
 
 @click.command()
 @plugin_files
+@click.option(
+    "--device", default="cpu", show_default=True, callback=device_name, is_eager=True, metavar="cpu|cuda|cuda:N",
+    help="Where the steps run.",
+)  # fmt: skip
 @click.option("--shape", metavar="NxK", callback=_shape, help="Linear, default 4096x4096; with --block HIDDENxWIDTH.")
 @click.option("--m", "rows", type=click.IntRange(min=1), help="Tokens of a step; default: 512.")
 @click.option(
@@ -43,7 +47,7 @@ def _model(_context: click.Context, _parameter: click.Parameter, name: str | Non
 @click.option("--layers", type=click.IntRange(min=1), help="With --model: fewer layers than it has.")
 @click.option("--steps", type=click.IntRange(min=1), help="With --model: optimizer steps; default: 3.")
 @click.option("--gradients", type=click.Choice(["float", "int8"]), help="With --model; default: float.")
-@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the CPU can use.")
+@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Default: all that the device can use.")
 @click.option("--no-compile", is_flag=True, help="Leave out the baseline that needs a compiler.")
 @click.option("--threads", type=click.IntRange(min=1), help="Default: torch's.")
 @click.option(
@@ -52,6 +56,7 @@ def _model(_context: click.Context, _parameter: click.Parameter, name: str | Non
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
 @as_json
 def step(
+    device: str,
     shape: tuple[int, int] | None,
     rows: int | None,
     group: Any,
@@ -74,7 +79,8 @@ def step(
     whole decoder that is ternary throughout.
     """
     for_model = {"--layers": layers, "--steps": steps, "--gradients": gradients}
-    for_parts = {"--shape": shape, "--m": rows, "--block": block or None, "--seconds": seconds}
+    elsewhere = None if device == "cpu" else device
+    for_parts = {"--shape": shape, "--m": rows, "--block": block or None, "--seconds": seconds, "--device": elsewhere}
     for_parts["--no-compile"] = no_compile or None
     for option, value in (for_parts if model is not None else for_model).items():
         if value is not None:
@@ -93,7 +99,12 @@ def step(
     out_features, in_features = shape or ((2816, 1024) if block else (4096, 4096))
     bench = StepBench(
         shape=StepShape(
-            out_features=out_features, in_features=in_features, rows=rows or 512, group_size=group, block=block
+            out_features=out_features,
+            in_features=in_features,
+            rows=rows or 512,
+            group_size=group,
+            block=block,
+            device=device,
         ),
         backends=backends,
         compiled=not no_compile,

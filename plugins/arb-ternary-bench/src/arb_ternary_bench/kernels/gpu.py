@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from arb_ternary.backends.reference_probe import probe
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
@@ -19,6 +20,7 @@ from arb_ternary_bench.kernels.timing import Variant
 __all__ = [
     "SPACING",
     "EventClock",
+    "WaitingClock",
     "as_graph",
     "check_device",
     "gpu_clock",
@@ -114,6 +116,23 @@ class EventClock:
         end.record()
         end.synchronize()
         return 1e-3 * float(start.elapsed_time(end))
+
+
+@frozen
+class WaitingClock:
+    """Times a call by the processor's clock, from when the GPU has nothing to do until it is done.
+
+    For calls that wait for the GPU themselves, as a training step does: the time that Python takes is a part of them.
+    """
+
+    wait: Callable[[], object]
+
+    def __call__(self, variant: Variant, i: int) -> float:
+        self.wait()
+        start = time.perf_counter_ns()
+        variant.call(i)
+        self.wait()
+        return (time.perf_counter_ns() - start) * 1e-9
 
 
 def gpu_clock(device: str, *, cold: bool, cache_bytes: int) -> EventClock:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import torch
 from attrs import asdict, frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.bench import with_threads
 from arb_ternary_bench.kernels.facts import bench_facts, load_average
-from arb_ternary_bench.kernels.timing import Timing, Variant, measure
+from arb_ternary_bench.kernels.gpu import WaitingClock, check_device, gpu_facts, on_device
+from arb_ternary_bench.kernels.timing import Clock, Timing, Variant, measure, processor_clock
 from arb_ternary_bench.steps.child import measure_memory
 from arb_ternary_bench.steps.trainees import (
     FLOAT_TRAINEES,
@@ -39,7 +41,7 @@ class StepBench:
     """What to measure.
 
     Attributes:
-        shape: what is trained.
+        shape: what is trained, and where.
         backends: names.
         compiled: whether the compiled baseline takes part.
         threads: of all; None leaves torch's number.
@@ -59,10 +61,13 @@ def run_step_bench(bench: StepBench, *, say: Callable[[str], None] = lambda _: N
     Raises:
         ArbError: a way of training fails or leaves its weights as they were. The compiled baseline may fail: where no
             compiler works it is left out, with the reason.
+        EnvironmentProblem: the device is not there.
     """
+    device = bench.shape.device
+    check_device(device)
     names = trainee_names(bench.backends, compiled=bench.compiled)
     excluded: list[dict[str, str]] = []
-    with with_threads(bench.threads) as threads:
+    with with_threads(bench.threads) as threads, on_device(device):
         facts = bench_facts(bench.backends)
         memory: dict[str, dict[str, int]] = {}
         trainees: dict[str, Trainee] = {}
@@ -78,17 +83,21 @@ def run_step_bench(bench: StepBench, *, say: Callable[[str], None] = lambda _: N
                 continue
             say(f"{name}: peak {memory[name]['peak_bytes'] / 2**20:,.0f} MiB")
         variants = [Variant(name=name, call=_caller(trainee)) for name, trainee in trainees.items()]
-        timings = measure(variants, bench.seconds)
+        timings = measure(variants, bench.seconds, _clock(device))
     return {
         "format": FORMAT,
         "version": VERSION,
-        "machine": {**facts, "load_average_at_end": load_average()},
+        "machine": {**facts, "gpu": gpu_facts(device), "load_average_at_end": load_average()},
         "shape": asdict(bench.shape),
         "title": bench.shape.title,
         "seconds": bench.seconds,
         "excluded": excluded,
         "rows": step_rows(trainees, timings, memory, bench.shape.rows),
     }
+
+
+def _clock(device: str) -> Clock:
+    return processor_clock if device == "cpu" else WaitingClock(lambda: torch.cuda.synchronize(device))
 
 
 def _settled(name: str, shape: StepShape) -> Trainee:

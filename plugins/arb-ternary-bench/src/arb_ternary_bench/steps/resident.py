@@ -1,4 +1,4 @@
-"""Resident memory of this process, now and at its peak."""
+"""Memory of this process, now and at its peak: resident, or of its tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["available_bytes", "peak_bytes", "resident_bytes"]
+import torch
+
+__all__ = ["available_bytes", "device_bytes", "device_peak_bytes", "peak_bytes", "resident_bytes"]
 
 _STATUS = Path("/proc/self/status")
 _MEMORY = Path("/proc/meminfo")
@@ -29,6 +31,16 @@ def resident_bytes() -> int:
     """What this process holds now; its peak where the system does not tell."""
     found = _field(_STATUS, "VmRSS")
     return peak_bytes() if found is None else found
+
+
+def device_bytes(device: str) -> int:
+    """What this process holds on a device now: its tensors on a GPU, all of it on the processor."""
+    return resident_bytes() if device == "cpu" else torch.cuda.memory_allocated(device)
+
+
+def device_peak_bytes(device: str) -> int:
+    """The most that this process has held on a device, as :func:`device_bytes`."""
+    return peak_bytes() if device == "cpu" else torch.cuda.max_memory_allocated(device)
 
 
 def available_bytes() -> int | None:

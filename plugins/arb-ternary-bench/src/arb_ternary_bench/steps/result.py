@@ -41,12 +41,14 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
     machine = result["machine"]
+    gpu = f"{machine['gpu']['name']}, " if machine.get("gpu") else ""
+    held = "of the tensors on the GPU of a process" if gpu else "that of a process"
     lines = [
-        f"One step of a {result['title']}: forward, backward (also to the input) and update. {machine['processor']}, "
-        f"{machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']} "
-        f"({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, load average "
-        f"{machine['load_average']} at the start and {machine['load_average_at_end']} at the end.",
-        "x: how many times as fast, of least times; bf16 is the faster of the two. Peak memory is that of a process "
+        f"One step of a {result['title']}: forward, backward (also to the input) and update. "
+        f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, "
+        f"torch {machine['torch']} ({machine['torch_cpu_capability']}), commit {machine['commit'] or 'unknown'}, "
+        f"load average {machine['load_average']} at the start and {machine['load_average_at_end']} at the end.",
+        f"x: how many times as fast, of least times; bf16 is the faster of the two. Peak memory is {held} "
         "that trains nothing else; bytes a weight count gradients where they are stored.",
     ]
     lines += [f"{row['name']}: {row['what']}." for row in result["rows"]]

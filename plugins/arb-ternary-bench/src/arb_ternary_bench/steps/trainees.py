@@ -50,6 +50,7 @@ class StepShape:
         rows: tokens of a step.
         group_size: weights that share an exponent.
         block: a decoder block (attention and SwiGLU, seven linears) instead of a linear.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
     """
 
     out_features: int
@@ -57,6 +58,7 @@ class StepShape:
     rows: int
     group_size: GroupSize = 128
     block: bool = False
+    device: str = "cpu"
 
     @property
     def title(self) -> str:
@@ -114,7 +116,7 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
     """
     torch.manual_seed(seed)
     is_float = name in FLOAT_TRAINEES
-    model = _float_model(name, shape) if is_float else _ternary_model(name, shape)
+    model = (_float_model(name, shape) if is_float else _ternary_model(name, shape)).to(shape.device)
     optimizer: torch.optim.Optimizer
     if is_float:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -129,14 +131,16 @@ def build_trainee(name: str, shape: StepShape, seed: int = 0) -> Trainee:
         if shape.rows % length:
             raise ArbError(f"a block takes whole sequences of {length} tokens; {shape.rows} are none")
         sizes = (shape.rows // length, length, shape.in_features)
-        more = (_positions(length, _head_features(shape)),)
+        more = (_positions(length, _head_features(shape), shape.device),)
     out = sizes if shape.block else (shape.rows, shape.out_features)
-    x = torch.randn(sizes).to(torch.bfloat16).requires_grad_()
-    grad = (torch.randn(out) * 1e-3).to(torch.bfloat16)
+    x = torch.randn(sizes).to(shape.device, torch.bfloat16).requires_grad_()
+    grad = (torch.randn(out) * 1e-3).to(shape.device, torch.bfloat16)
     autocast = name != "bfloat16"
 
     def step() -> None:
-        context: AbstractContextManager[Any] = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+        context: AbstractContextManager[Any] = (
+            torch.autocast(x.device.type, torch.bfloat16) if autocast else nullcontext()
+        )
         with context:
             y: Tensor = run(x, *more)
         y.backward(grad.to(y.dtype))  # type: ignore[no-untyped-call]
@@ -196,6 +200,6 @@ def _config(shape: StepShape, **options: Any) -> DecoderConfig:
     )
 
 
-def _positions(length: int, features: int) -> Positions:
-    cos, sin = rotary_angles(0, length, features, 10000.0, dtype=torch.float32, device=torch.device("cpu"))
+def _positions(length: int, features: int, device: str) -> Positions:
+    cos, sin = rotary_angles(0, length, features, 10000.0, dtype=torch.float32, device=torch.device(device))
     return Positions(cos, sin, None, True)
