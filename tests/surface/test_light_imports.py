@@ -38,3 +38,47 @@ def test_no_config_module_imports_torch() -> None:
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr
+
+
+#: What a program starts with where torch cannot be imported.
+NO_TORCH = "import sys; sys.modules['torch'] = None"
+
+
+def without_torch(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"{NO_TORCH}\n{code}", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_options_of_every_component_are_known_without_torch() -> None:
+    code = (
+        "from arb_ternary.plugins.manager import manager\n"
+        "from arb_ternary.specs import resolve\n"
+        "for found in manager().registry.everything():\n"
+        "    print(found.spec.kind, found.spec.name, found.spec.config and resolve(found.spec.config))\n"
+    )
+    done = without_torch(code)
+    assert done.returncode == 0, done.stderr
+    assert "phase standard <class" in done.stdout
+
+
+GROWN = """
+data: shakespeare
+masking: {name: time_step, num_time_steps: 8}
+model: {name: decoder, width: 32, layers: 1, heads: 2, max_length: 128, float_parts: [head]}
+optimizer: {name: gqc.gnts, inner: {name: split, ternary: sign_votes}}
+phases: [{name: progressive, target_stacks: 3, block_size: 128}]
+"""
+
+
+@pytest.mark.parametrize("text", [(ROOT / "docs/examples/demo.yaml").read_text(), GROWN], ids=["demo", "grown"])
+def test_a_config_is_validated_without_torch(text: str, tmp_path: Path) -> None:
+    arb, path = "from arb_ternary.cli.main import main; sys.exit(main())", tmp_path / "run.yaml"
+    path.write_text(text)
+    done = without_torch(arb, "config", "validate", str(path))
+    assert done.returncode == 0, done.stderr
+
+    path.write_text(text.replace("max_length: 128", "max_length: 64"))
+    done = without_torch(arb, "config", "validate", str(path))
+    assert done.returncode == 2, done.stderr
+    assert "phases[0].block_size: 128 exceeds the context of the model: max_length is 64" in done.stderr

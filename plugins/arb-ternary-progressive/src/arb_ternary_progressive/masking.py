@@ -11,20 +11,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.config.options import fraction, non_negative, option, optional
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
+from arb_ternary_progressive.masking_config import ReplacementOptions
 from arb_ternary_progressive.masks import corrupt, hidden_positions
 
-__all__ = [
-    "GrowthContext",
-    "HidingStrategy",
-    "ReplacementOptions",
-    "RowMasks",
-    "growth_of",
-]
-
-MASK_TOKEN_HELP = "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary"
+__all__ = ["GrowthContext", "HidingStrategy", "RowMasks", "growth_of"]
 
 
 @frozen
@@ -45,23 +37,6 @@ def growth_of(context: MaskContext) -> GrowthContext:
     if isinstance(context, GrowthContext):
         return context
     return GrowthContext(context.step, context.seed, context.vocabulary_size, context.training)
-
-
-@frozen(kw_only=True)
-class ReplacementOptions:
-    """Options of every strategy that hides tokens."""
-
-    mask_token_id: int | None = option(None, MASK_TOKEN_HELP, validator=optional(non_negative))
-    mask_share: float = option(1.0, "share of the hidden tokens that become the mask token", validator=fraction)
-    random_share: float = option(
-        0.0, "share of the hidden tokens that become a random token; the rest stay as they are", validator=fraction
-    )
-
-    def __attrs_post_init__(self) -> None:
-        if self.mask_share + self.random_share > 1 + 1e-9:
-            raise ValueError(
-                f"'random_share' must be at most 1 - mask_share; {self.random_share} and {self.mask_share} exceed 1"
-            )
 
 
 @frozen

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import torch
-from attrs import frozen
 
-from arb_ternary.config.options import fraction as is_fraction
-from arb_ternary.config.options import option
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.masking import HidingStrategy, ReplacementOptions, RowMasks, growth_of
+from arb_ternary_progressive.masking import HidingStrategy, RowMasks, growth_of
+from arb_ternary_progressive.masking_config import MlmConfig
 from arb_ternary_progressive.masks import time_key
 
 __all__ = ["MlmConfig", "MlmMasking", "build"]
-
-
-@frozen(kw_only=True)
-class MlmConfig(ReplacementOptions):
-    """Options of the strategy ``mlm``."""
-
-    fraction: float = option(0.15, "share of the positions that is hidden", validator=is_fraction)
-    mask_share: float = option(0.8, "share of the hidden tokens that become the mask token", validator=is_fraction)
-    random_share: float = option(
-        0.1, "share of the hidden tokens that become a random token; the rest stay as they are", validator=is_fraction
-    )
 
 
 class MlmMasking(HidingStrategy):

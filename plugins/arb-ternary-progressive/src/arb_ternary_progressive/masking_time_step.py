@@ -6,25 +6,21 @@ Shapes: ``B`` samples, ``S`` positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import option, positive
 from arb_ternary.counters.hashing import counter_hash_rows, stream_id, uniform_
 from arb_ternary.protocols.data import Batch, MaskContext
-from arb_ternary_progressive.masking import GrowthContext, HidingStrategy, ReplacementOptions, RowMasks, growth_of
+from arb_ternary_progressive.masking import GrowthContext, HidingStrategy, RowMasks, growth_of
+from arb_ternary_progressive.masking_config import Interpretation, ReplacementOptions, Sampling, TimeStepConfig
 from arb_ternary_progressive.masks import time_key
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.samples import as_samples
 from arb_ternary_progressive.time import (
     CustomMapping,
     TimeMapping,
-    check_fractions,
     depth_of,
     exponential,
     step_fractions,
@@ -39,57 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TimeStepConfig", "TimeStepMasking", "build", "depth_time"]
 
-Interpretation: TypeAlias = Literal["input", "depth"]
-Sampling: TypeAlias = Literal["batch", "sample"]
-
 _TIME = stream_id("arb_ternary_progressive.time")
-
-
-def _fractions(_: object, attribute: Any, value: Any) -> None:
-    try:
-        check_fractions(value)
-    except ValueError as error:
-        raise ValueError(f"'{attribute.name}' {error}") from error
-
-
-@frozen(kw_only=True)
-class TimeStepConfig(ReplacementOptions):
-    """Options of the strategy ``time_step``."""
-
-    num_time_steps: int = option(8, "number of time steps", validator=positive)
-    fractions: list[float] | dict[int, float] | None = option(
-        None,
-        "share of the positions that is hidden at each step; a list is spread over the steps, a mapping names steps, "
-        "between them shares are interpolated; null = .15 to .85 evenly",
-        validator=_fractions,
-    )
-    time_interpretation: Interpretation = option(
-        "depth", "where time comes from when the phase gives none: drawn anew (input), or the model's depth (depth)"
-    )
-    time_sampling: Sampling = option("batch", "what shares a drawn time: a batch, or nothing but the sample")
-    stack_time_mapping: Literal["linear", "exponential"] = option("linear", "how the time step grows with depth")
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        try:
-            check_fractions(self.fractions, self.num_time_steps)
-        except ValueError as error:
-            raise ValueError(f"'fractions' {error}") from error
-
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``. Phases that are not known here may give any time or none."""
-        grown = [phase.options for phase in run.phases if isinstance(phase.options, ProgressivePhaseConfig)]
-        others = [phase for phase in run.phases if not isinstance(phase.options, ProgressivePhaseConfig)]
-        if all(phase.name == "standard" for phase in others):
-            reason = (
-                "a phase that grows the model says the time of a stack, by its own 'stack_time_mapping', and others "
-            )
-            yield from without_effect(self, reason + "know no stacks", "stack_time_mapping")
-            drawn = [each for each in grown if (each.time_interpretation, each.time_sampling) == ("input", "sample")]
-            if self.time_interpretation == "depth":
-                yield from without_effect(self, "'time_interpretation' is depth", "time_sampling")
-            elif not (others or drawn):
-                yield from without_effect(self, "the phase gives the time of a batch", "time_sampling")
 
 
 class TimeStepMasking(HidingStrategy):

@@ -16,10 +16,8 @@ from arb_ternary.specs import TrainedPart
 from arb_ternary_progressive.growth_config import GrowthConfig
 from arb_ternary_progressive.time import time_step_for_stack
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_train.options import LoopOptions, loop_contradictions
-from arb_ternary_train.precision import AmpName
+from arb_ternary_train.options import EVAL_EVERY, AmpName, LoopOptions, loop_contradictions
 from arb_ternary_train.schedules import ScheduleName
-from arb_ternary_train.standard import EVAL_EVERY
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -168,7 +166,7 @@ class ProgressivePhaseConfig(GrowthConfig):
             yield "target_stacks", text if there > 1 else f"{text}, or set train_first to true"
 
     def _time_contradictions(self, run: RunConfig) -> Iterator[tuple[str, str]]:
-        from arb_ternary_progressive.masking_time_step import TimeStepConfig
+        from arb_ternary_progressive.masking_config import TimeStepConfig
 
         masking = run.masking.options
         by_time = isinstance(masking, TimeStepConfig)

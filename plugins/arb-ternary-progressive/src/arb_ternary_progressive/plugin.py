@@ -17,7 +17,7 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
         PhaseSpec(
             name="progressive",
             target="arb_ternary_progressive.phase:build",
-            config="arb_ternary_progressive.phase:ProgressivePhaseConfig",
+            config="arb_ternary_progressive.phase_config:ProgressivePhaseConfig",
             summary="grows the model stack by stack on a frozen trunk, or on one whose adapters learn",
         ),
     )
@@ -29,19 +29,19 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
         MaskingSpec(
             name="mlm",
             target="arb_ternary_progressive.masking_mlm:build",
-            config="arb_ternary_progressive.masking_mlm:MlmConfig",
+            config="arb_ternary_progressive.masking_config:MlmConfig",
             summary="predict hidden tokens, a fixed share of each row",
         ),
         MaskingSpec(
             name="progressive",
             target="arb_ternary_progressive.masking_progressive:build",
-            config="arb_ternary_progressive.masking_progressive:ProgressiveMaskingConfig",
+            config="arb_ternary_progressive.masking_config:ProgressiveMaskingConfig",
             summary="predict hidden tokens, a share of each row that grows with depth",
         ),
         MaskingSpec(
             name="time_step",
             target="arb_ternary_progressive.masking_time_step:build",
-            config="arb_ternary_progressive.masking_time_step:TimeStepConfig",
+            config="arb_ternary_progressive.masking_config:TimeStepConfig",
             summary="predict hidden tokens, a share of each row that grows with diffusion time",
         ),
     )

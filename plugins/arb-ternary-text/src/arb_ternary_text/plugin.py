@@ -33,7 +33,7 @@ def arb_register_models() -> Sequence[ModelSpec]:
         ModelSpec(
             name="decoder",
             target="arb_ternary_text.models.decoder:build",
-            config="arb_ternary_text.models.decoder:DecoderConfig",
+            config="arb_ternary_text.models.config:DecoderConfig",
             summary="decoder transformer of ternary linears, embeddings and norms",
         ),
     )

@@ -6,7 +6,6 @@ from attrs import frozen
 
 from arb_ternary.config.options import option, positive
 from arb_ternary.protocols.runs import RunContext
-from arb_ternary.ternary.audit import audit
 from arb_ternary_train.protocols import CheckResult
 
 __all__ = ["PureCheck", "ValidationLossCheck", "ValidationLossConfig", "build_pure", "build_validation_loss"]
@@ -17,6 +16,8 @@ class PureCheck:
 
     def check(self, context: RunContext) -> CheckResult:
         """Audit the model."""
+        from arb_ternary.ternary.audit import audit  # needs torch, which configs of checks do not
+
         counted = audit(context.model)
         numbers = {
             "ternary_weights": float(counted.ternary_weights),

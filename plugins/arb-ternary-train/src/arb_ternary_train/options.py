@@ -1,9 +1,9 @@
-"""Options of training on batches of tokens, shared by every phase that does so."""
+"""Options of training on batches of tokens: those that every phase has that does so, and those of ``standard``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 from attrs import frozen
@@ -13,13 +13,21 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import fraction, non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import OptimizerSpec
-from arb_ternary_train.precision import AmpName, DtypeName
 from arb_ternary_train.schedules import ScheduleName
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["LoopOptions", "loop_contradictions"]
+__all__ = ["EVAL_EVERY", "AmpName", "DtypeName", "LoopOptions", "StandardConfig", "loop_contradictions"]
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+AmpName = Literal["bfloat16", "float16"]
+
+#: Help of ``eval_every``, for every phase that has it.
+EVAL_EVERY: Final = (
+    "steps between evaluations; the one at the end of the run takes no more tokens than it was trained on, and 16,384 "
+    "at least; 0 = never, not at the end either"
+)
 
 
 @frozen(kw_only=True)
@@ -90,6 +98,22 @@ class LoopOptions:
     def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """Options that ``run`` refuses, or in which they do nothing; see ``arb_ternary.optim.protocol.Planned``."""
         return loop_contradictions(self, run, planned)
+
+
+@frozen(kw_only=True)
+class StandardConfig(LoopOptions):
+    """Options of the phase ``standard``."""
+
+    log_every: int = option(
+        10, "steps between lines on the screen; the metrics file has every step", validator=positive
+    )
+    eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
+    eval_batches: int | None = option(
+        8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
+    )
+    init_from: str | None = option(
+        None, "run directory or checkpoint whose weights the phase starts from; null = the model as it is"
+    )
 
 
 def loop_contradictions(options: Any, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:

@@ -28,14 +28,14 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
         OptimizerSpec(
             name="split",
             target="arb_ternary_train.optim.split:build",
-            config="arb_ternary_train.optim.split:SplitConfig",
+            config="arb_ternary_train.optim.config:SplitConfig",
             accepts=frozenset({"ternary", "float", "stored"}),
             summary="one optimizer for ternary modules and one for float parameters",
         ),
         OptimizerSpec(
             name="adamw",
             target="arb_ternary_train.optim.adamw:build",
-            config="arb_ternary_train.optim.adamw:AdamWConfig",
+            config="arb_ternary_train.optim.config:AdamWConfig",
             accepts=frozenset({"float"}),
             summary="torch's AdamW, for float parameters",
         ),
@@ -48,7 +48,7 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
         PhaseSpec(
             name="standard",
             target="arb_ternary_train.standard:build",
-            config="arb_ternary_train.standard:StandardConfig",
+            config="arb_ternary_train.options:StandardConfig",
             variables=VARIABLES,
             summary="end-to-end training or fine-tuning for a number of steps",
         ),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary_train.options import AmpName, DtypeName
 from arb_ternary_train.protocols import Castable
 
-__all__ = ["AmpName", "DtypeName", "autocast_for", "resolve_device", "scaler_for", "set_compute_dtype"]
-
-DtypeName = Literal["float32", "bfloat16", "float16"]
-AmpName = Literal["bfloat16", "float16"]
+__all__ = ["autocast_for", "resolve_device", "scaler_for", "set_compute_dtype"]
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,

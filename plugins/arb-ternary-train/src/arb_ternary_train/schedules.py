@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, Literal
-
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from arb_ternary.optim.protocol import inner_optimizers
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
 

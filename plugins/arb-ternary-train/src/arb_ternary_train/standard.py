@@ -5,50 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from attrs import frozen
-
-from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loop import TrainingLoop
-from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.options import StandardConfig
 from arb_ternary_train.step_report import StepReport
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = [
-    "EVAL_EVERY",
-    "LogOptions",
-    "StandardConfig",
-    "StandardPhase",
-    "build",
-    "log_and_evaluate",
-]
-
-#: Help of ``eval_every``, for every phase that has it.
-EVAL_EVERY: Final = (
-    "steps between evaluations; the one at the end of the run takes no more tokens than it was trained on, and 16,384 "
-    "at least; 0 = never, not at the end either"
-)
-
-
-@frozen(kw_only=True)
-class StandardConfig(LoopOptions):
-    """Options of the phase ``standard``."""
-
-    log_every: int = option(
-        10, "steps between lines on the screen; the metrics file has every step", validator=positive
-    )
-    eval_every: int = option(200, EVAL_EVERY, validator=non_negative)
-    eval_batches: int | None = option(
-        8, "batches of validation tokens in such an evaluation; null = all", validator=optional(positive)
-    )
-    init_from: str | None = option(
-        None, "run directory or checkpoint whose weights the phase starts from; null = the model as it is"
-    )
+__all__ = ["LogOptions", "StandardConfig", "StandardPhase", "build", "log_and_evaluate"]
 
 
 @runtime_checkable

@@ -5,45 +5,15 @@ Modules with integer weights of their own format (:mod:`arb_ternary.ternary.mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
-
-from attrs import evolve, frozen
+from attrs import evolve
 from torch.optim import Optimizer
 
-from arb_ternary.config.choice import OptimizerChoice
-from arb_ternary.config.options import default_choice
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import Planned, Trainable, build_optimizer
+from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary.optim.ternary import JoinedOptimizer
+from arb_ternary_train.optim.config import SplitConfig
 
 __all__ = ["SplitConfig", "build"]
-
-#: What each of the two optimizers trains.
-_KINDS: Final = {"ternary": frozenset({"ternary", "stored"}), "float": frozenset({"float"})}
-
-
-@frozen(kw_only=True)
-class SplitConfig:
-    """Options of ``split``: which optimizer trains which part."""
-
-    ternary: OptimizerChoice = default_choice("scaled_votes", "Optimizer of the ternary modules.")
-    float: OptimizerChoice = default_choice("adamw", "Optimizer of the float parameters.")
-
-    @property
-    def defers(self) -> bool:
-        """Whether one of the two may put a step off."""
-        return any(getattr(part.options, "defers", False) for part in (self.ternary, self.float))
-
-    def planned_for(self, name: str, planned: Planned) -> Planned:
-        """What the optimizer ``name`` is given of ``planned``."""
-        return evolve(planned, kinds=planned.kinds & _KINDS[name], idle=planned.idle & _KINDS[name])
-
-    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
-        """Parts that the model lacks."""
-        for name, kinds in _KINDS.items():
-            if planned is not None and not kinds & (planned.kinds | planned.idle):
-                yield name, f"the model has no {name} parts to train; name the other optimizer alone, without 'split'"
 
 
 def build(config: SplitConfig, trainable: Trainable) -> JoinedOptimizer:
