@@ -65,13 +65,15 @@ gpu-compile: $(VENV)/dev
 	  backends/arb-ternary-tilelang/tests/test_compiled.py
 
 # On a machine with a GPU, torch and Triton 3.6 or newer and no network: WHEELS is a folder with the wheels that it lacks,
-# hatchling among them. PARTS is some of: facts tests bytes bench; each takes less than ten minutes.
+# hatchling among them; with tilelang's and what that needs, its backend takes part. PARTS is some of: facts sanitizer
+# tests bytes steps bench; each takes less than ten minutes.
 SITE := build/gpu-site
 gpu-offline:
 	test -d "$(WHEELS)" || { echo "make gpu-offline WHEELS=DIR [PARTS=...]"; exit 2; }
 	rm -rf $(SITE)
 	$(OFFLINE) $(WHEELS)/*.whl
-	PYTHONPATH=$(abspath $(SITE)) $(OFFLINE) --no-build-isolation ./core $(wildcard ./plugins/*) ./backends/arb-ternary-triton
+	PYTHONPATH=$(abspath $(SITE)) $(OFFLINE) --no-build-isolation ./core $(wildcard ./plugins/*) \
+	  ./backends/arb-ternary-triton $(if $(wildcard $(WHEELS)/tilelang-*.whl),./backends/arb-ternary-tilelang)
 	PYTHONPATH=$(abspath $(SITE)) $(PYTHON) tests/gpu/parts.py $(PARTS)
 OFFLINE = $(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $(SITE)
 

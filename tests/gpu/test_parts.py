@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +19,39 @@ import torch
 PARTS = Path(__file__).with_name("parts.py")
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(PARTS), *arguments], capture_output=True, text=True, check=False)
+#: Takes note of its arguments and ends as it is told to; without being told, as the program that it was to watch.
+WATCHER = """#!/bin/sh
+printf '%s\\n' "$PYTORCH_NO_CUDA_MEMORY_CACHING" "$@" >> "$(dirname "$0")/arguments"
+echo "watched by a fake"
+[ -z "$FAKE_CODE" ] || exit "$FAKE_CODE"
+while [ "$1" != "$FAKE_PYTHON" ]; do shift; done
+exec "$@"
+"""
+
+
+def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PARTS), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
+
+
+def _fake_sanitizer(folder: Path) -> Path:
+    tool = folder / "compute-sanitizer"
+    folder.mkdir(parents=True)
+    tool.write_text(WATCHER)
+    tool.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location("parts_of_a_gpu", PARTS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -27,10 +64,151 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_an_unknown_part_is_refused() -> None:
     done = _run("fact", "--device", "cpu")
     assert done.returncode == 2
-    assert "no part is called fact: there are facts, tests, bytes, bench" in done.stderr
+    assert "no part is called fact: there are facts, sanitizer, tests, bytes, steps, bench" in done.stderr
 
 
 def test_facts_say_what_every_backend_does(tmp_path: Path) -> None:
     done = _run("facts", "--device", "cpu", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "facts.json").read_text())["backends"]["torch"] == "works"
+
+
+# --- the sanitizer ---------------------------------------------------------------------------------------------------
+
+
+def test_without_the_sanitizer_it_says_that_nothing_was_checked_and_fails_only_by_name(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    for named in (False, True):
+        part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60, named=named)
+        assert loaded.sanitizer(part) is not named
+        said = capsys.readouterr().out
+        assert "compute-sanitizer is neither in PATH nor in CUDA_HOME/bin: nothing was checked" in said
+
+
+def test_a_part_is_named_where_it_is_asked_for(tmp_path: Path) -> None:
+    done = _run("sanitizer", "--device", "cpu", "--out", str(tmp_path), PATH=str(tmp_path), CUDA_HOME="")
+    assert done.returncode == 1
+    assert "nothing was checked" in done.stdout
+    assert "wrong: sanitizer" in done.stdout
+
+
+@pytest.mark.parametrize("where", ["PATH", "CUDA_HOME"])
+def test_the_sanitizer_watches_steps_of_every_backend_that_works(
+    where: str, loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = _fake_sanitizer(tmp_path / "toolkit/bin")
+    rest = os.environ["PATH"]
+    monkeypatch.setenv("CUDA_HOME", str(tools.parent) if where == "CUDA_HOME" else "")
+    monkeypatch.setenv("PATH", f"{tools}:{rest}" if where == "PATH" else rest)
+    monkeypatch.setenv("FAKE_PYTHON", sys.executable)
+    monkeypatch.setenv("FAKE_CODE", "" if where == "PATH" else "0")  # the steps themselves are taken once
+    monkeypatch.setattr(loaded.Part, "backends", lambda part: ["torch"])
+    part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 120)
+    assert loaded.sanitizer(part)
+    assert json.loads((tmp_path / "sanitizer.json").read_text()) == {"torch": "nothing found"}
+    given = (tools / "arguments").read_text().splitlines()
+    assert given[:8] == [
+        "1", "--tool", "memcheck", "--target-processes", "application-only", "--error-exitcode", "86", sys.executable,
+    ]  # fmt: skip
+    assert given[9:13] == ["--backend", "torch", "--device", "cpu"]
+    assert "watched by a fake" in (tmp_path / "sanitizer-torch.log").read_text()
+
+
+def test_what_the_sanitizer_finds_is_wrong(loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = _fake_sanitizer(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_CODE", "86")
+    monkeypatch.setattr(loaded.Part, "backends", lambda part: ["triton", "tilelang"])
+    part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60)
+    assert not loaded.sanitizer(part)
+    assert json.loads((tmp_path / "sanitizer.json").read_text()) == {
+        "triton": "errors: see sanitizer-triton.log", "tilelang": "errors: see sanitizer-tilelang.log",
+    }  # fmt: skip
+
+
+def test_the_watched_steps_end_when_their_time_is_up() -> None:
+    command = [sys.executable, str(PARTS.with_name("short.py")), "--backend", "torch", "--device", "cpu"]
+    done = subprocess.run([*command, "--seconds", "-1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "torch on cpu: 0 of 24 combinations\n")
+
+
+# --- parts of less than ten minutes ----------------------------------------------------------------------------------
+
+
+def test_the_commands_of_a_part_share_its_time(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def slow(command: list[str], **options: Any) -> SimpleNamespace:
+        given.append(options["timeout"])
+        now[0] += min(200.0, options["timeout"])
+        return SimpleNamespace(returncode=0)
+
+    now = [1000.0]
+    monkeypatch.setattr(loaded.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loaded.subprocess, "run", slow)
+    monkeypatch.setattr(loaded.Part, "backends", lambda part: ["triton", "tilelang"])
+    for name, part in loaded.PARTS.items():
+        if name == "facts":
+            continue
+        begun = now[0]
+        part(loaded.Part(out=tmp_path, device="cpu", until=begun + loaded.LIMIT))
+        assert now[0] - begun < 600, name
+    assert given
+
+
+def test_a_command_that_takes_too_long_is_ended(loaded: ModuleType, tmp_path: Path) -> None:
+    part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 1)
+    assert part.run("sleep", "-c", "import time; time.sleep(60)") == 124
+
+
+# --- backends that work ----------------------------------------------------------------------------------------------
+
+
+def test_bytes_compare_every_backend_that_works_and_something_must(
+    loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = loaded.Part(out=tmp_path, device="cpu", until=time.monotonic() + 60)
+    trained: list[tuple[str, str]] = []
+
+    def run(part: Any, config: str, backend: str, device: str, number: int) -> dict[str, str]:
+        trained.append((config, backend))
+        return {"model.safetensors": "other" if backend == odd and number == 2 else "same"}
+
+    monkeypatch.setattr(loaded, "_trained", run)
+    monkeypatch.setattr(loaded.Part, "backends", lambda part: ["triton", "tilelang"])
+    odd = ""
+    assert loaded.training_bytes(part)
+    assert {backend for _, backend in trained} == {"torch", "triton", "tilelang"}
+    odd = "tilelang"
+    assert not loaded.training_bytes(part)
+    monkeypatch.setattr(loaded.Part, "backends", lambda part: [])
+    assert not loaded.training_bytes(part)
+    assert "no backend beside torch works on cpu: nothing was compared" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("wheel", ["tilelang-0.1.15-py3-none-any.whl", "attrs-25.1.0-py3-none-any.whl"])
+def test_tilelang_is_installed_where_its_wheel_is(wheel: str, tmp_path: Path) -> None:
+    (tmp_path / wheel).touch()
+    command = ["make", "--dry-run", "--no-print-directory", "gpu-offline", f"WHEELS={tmp_path}"]
+    done = subprocess.run(command, cwd=PARTS.parents[2], capture_output=True, text=True, check=True)
+    assert ("./backends/arb-ternary-tilelang" in done.stdout) == wheel.startswith("tilelang")
+    assert "./backends/arb-ternary-triton" in done.stdout
+
+
+def test_steps_are_timed_on_the_device(loaded: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(part: Any, name: str, *command: str, **options: Any) -> int:
+        asked.append(command)
+        return 0
+
+    monkeypatch.setattr(loaded.Part, "run", run)
+    assert loaded.steps(loaded.Part(out=tmp_path, device="cuda", until=0.0))
+    assert [command[2:6] for command in asked] == [("bench", "step", "--device", "cuda")] * 2
+    assert "--block" in asked[1]
