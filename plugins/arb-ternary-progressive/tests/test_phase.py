@@ -309,7 +309,7 @@ def test_the_time_that_enters_the_model_is_the_one_at_which_its_tokens_are_hidde
     timed = {"time_interpretation": "input", "time_sampling": sampling}
     options = {**timed, "target_stacks": 2, "steps_per_stack": 6, "time_embedding_dim": 8, "building_mode": mode}
     model, masking = {**TERNARY, "causal": False}, {"name": "time_step", **timed}
-    config = run_config(tmp_path, options, 0, model=model, masking=masking)
+    config = run_config(tmp_path, options, 100, model=model, masking=masking)
     end = make_choice("phase", "standard", {"steps": 2, "batch_size": 2, "block_size": 8})
     config = attrs.evolve(config, phases=(*config.phases, end))
     train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
@@ -362,7 +362,7 @@ def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
 
 
 def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path: Path) -> None:
-    run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend"})
+    run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend", "eval_every": 100})
     trained = load_run(run.path)
     report = json.loads(run.result_file.read_text())
     assert measure(trained)[0].loss == report["validation_loss"]

@@ -47,8 +47,11 @@ class Reads(TorchDispatchMode):
 def model_of(depth: int, gradients: str) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        *(TernaryLinear(32, 32, group_size=32, activations="float", gradients=gradients) for _ in range(depth)),
-        TernaryRMSNorm(32, gradients=gradients),
+        *(
+            TernaryLinear(32, 32, group_size=32, activations="float", gradients=gradients, backend="torch")
+            for _ in range(depth)
+        ),
+        TernaryRMSNorm(32, gradients=gradients, backend="torch"),
     )
 
 

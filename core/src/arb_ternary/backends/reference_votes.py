@@ -57,7 +57,7 @@ def _examine(g: Tensor, stats: Tensor, factor: Tensor | float) -> tuple[Tensor, 
     """The tile with NaN as 0 (no vote) and counted, and ``factor`` times its sums of squares by row and by column."""
     squares = g.to(torch.float32).square()
     rows = squares.sum(dim=1)
-    if may_be(~torch.isfinite(rows).all()):
+    if g.is_floating_point() and may_be(~torch.isfinite(rows).all()):
         stats[0] += torch.isnan(g).sum()
         g = g.nan_to_num(0.0, torch.finfo(g.dtype).max, torch.finfo(g.dtype).min)
         squares = g.to(torch.float32).square()
