@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 QUICK = {
     "arb-ternary-core": ("plugins", "config", "cli"),
     "arb-ternary-signgsd": (".",),
-    "arb-ternary-votes": (".",),
 }
 
 

@@ -60,6 +60,7 @@ def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
 def test_a_study_that_was_stopped_and_killed_continues_in_the_middle_of_a_run(tmp_path: Path) -> None:
     options = ["--rules", "sign_votes_8", "--tokens", str(20 * STEP_TOKENS), "--tuning-tokens", str(20 * STEP_TOKENS)]
