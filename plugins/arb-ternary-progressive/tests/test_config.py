@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ConfigError
 from arb_ternary_progressive import ProgressiveConfig, StackWiseConfig
 
@@ -183,8 +184,52 @@ def test_options_that_contradict_each_other_are_named(options: dict[str, object]
 
 
 @pytest.mark.parametrize(
+    ("options", "named", "reason"),
+    [
+        ({"time_per_stack": 2}, "time_per_stack", "'stack_time_mapping' is linear"),
+        ({"time_embedding_dim": 8}, "time_embedding_dim", "time is the place of a stack"),
+        ({"time_encoding_type": "learned"}, "time_encoding_type", "time is the place of a stack"),
+        ({"time_sampling": "sample"}, "time_sampling", "time is the place of a stack"),
+        ({"qlora_rank_pattern": "linear"}, "qlora_rank_pattern", "'qlora_strategy' is simplified"),
+        ({"qlora_alpha_pattern": "linear"}, "qlora_alpha_pattern", "'qlora_strategy' is simplified"),
+        ({"progressive_qlora_rank": 2}, "progressive_qlora_rank", "'progressive_qlora' is false"),
+        ({"progressive_qlora_alpha": 2.0}, "progressive_qlora_alpha", "'progressive_qlora' is false"),
+        ({"cache_activations": False, "cache_folder": "x"}, "cache_folder", "'cache_activations' is false"),
+        ({"enabled": False, "cache_dtype": "int8"}, "cache_dtype", "all stacks are trained together"),
+        (
+            {"trunk_strategy": "qlora", "qlora_enabled": True, "cache_bytes": 8},
+            "cache_bytes",
+            "the trunk changes with every step",
+        ),
+    ],
+)
+def test_an_option_that_does_nothing_is_a_fault_with_its_line_and_the_reason(
+    file: Path, options: dict[str, object], named: str, reason: str
+) -> None:
+    file.write_text(dump_yaml({"training": {"progressive": options}}))
+    config = StackWiseConfig.from_yaml(file)
+    with pytest.raises(ConfigError) as caught:
+        config.validate()
+    assert [fault.path for fault in caught.value.faults] == [("training", "progressive", named)]
+    line = file.read_text().splitlines().index(next(each for each in file.read_text().splitlines() if named in each))
+    assert f"config.yaml:{line + 1}: training.progressive.{named}: has no effect because {reason}" in str(caught.value)
+
+
+def test_epochs_beside_steps_are_a_fault() -> None:
+    config = StackWiseConfig()
+    config.training.epochs_per_stack = 2
+    config.validate()
+    config.training.steps_per_stack = 3
+    with pytest.raises(ConfigError, match=r"training\.epochs_per_stack: has no effect because 'steps_per_stack'"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
     "options",
     [
+        # A builder may be asked for a stack that uses it.
+        {"qlora_rank": 2, "qlora_base": "ternary", "adapter_dtype": "ternary"},
+        {"building_mode": "prepend", "cache_dtype": "int8"},
         {"trunk_strategy": "qlora", "qlora_enabled": True},
         {"trunk_strategy": "qlora", "progressive_qlora": True},
         {"trunk_strategy": "qlora", "new_stack_precision": "qlora"},

@@ -236,7 +236,7 @@ TABLE: dict[str, Row] = {
     "progressive.cache_folder": (None, "cache", files, {}),
     "progressive.cache_dtype": ("float32", "int8", weights, {}),
     "progressive.training_objective": ("mlm", "clm", weights, {}),
-    "progressive.time_interpretation": ("depth", "input", shapes, {"progressive__time_embedding_dim": 4}),
+    "progressive.time_interpretation": ("depth", "input", shapes, {}),
     "progressive.time_embedding_dim": (4, 6, shapes, INPUT),
     "progressive.time_encoding_type": ("sinusoidal", "learned", shapes, INPUT),
     "progressive.time_sampling": ("batch", "sample", weights, INPUT),

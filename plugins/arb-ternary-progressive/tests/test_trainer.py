@@ -39,13 +39,14 @@ def loader(batch_size: int = 4, **options: Any) -> Any:
 
 
 def config(model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **more: Any) -> StackWiseConfig:
+    embedded = {"time_embedding_dim": 8} if more.get("time_interpretation") == "input" else {}
     return StackWiseConfig(
         model=ModelConfig(
             **{"vocab_size": VOCABULARY, "d_model": 32, "d_ff": 32, "n_heads": 2, "max_length": POSITIONS}
             | (model or {})
         ),
         training=TrainingConfig(
-            progressive=ProgressiveConfig(**{"blocks_per_stack": 1, "time_embedding_dim": 8} | more),
+            progressive=ProgressiveConfig(**{"blocks_per_stack": 1, **embedded} | more),
             **(training or {}),
         ),
     )

@@ -16,6 +16,7 @@ from attrs import define
 from attrs.validators import optional
 
 from arb_ternary.config.errors import Fault, raise_faults
+from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, one_of, option
 from arb_ternary.errors import ConfigError
 from arb_ternary_progressive.growth_config import (
@@ -156,7 +157,10 @@ class StackWiseConfig:
         return loaded.config
 
     def validate(self) -> None:
-        """See that every option is right, by itself and beside the others.
+        """See that every option is right, by itself and beside the others, and does something.
+
+        A builder may be asked for any stacks, of other precisions and with other adapters than the config says: what
+        only such a stack would use is no fault.
 
         Raises:
             ConfigError: it is not; every fault is listed, with file and line where the config comes from a file.
@@ -172,8 +176,13 @@ class StackWiseConfig:
                 attrs.validate(section)
             except (ValueError, TypeError) as error:
                 faults.append(Fault(where, str(error.args[0])))
-        path = ("training", "progressive")
-        faults += [Fault((*path, key), message) for key, message in self.training.progressive.contradictions()]
+        progressive = self.training.progressive
+        found = [*progressive.contradictions(), *progressive.always_idle()]
+        faults += [Fault(("training", "progressive", key), message) for key, message in found]
+        if self.training.steps_per_stack is not None:
+            reason = "'steps_per_stack' says how long a stack is trained"
+            idle = without_effect(self.training, reason, "epochs_per_stack")
+            faults += [Fault(("training", key), message) for key, message in idle]
         if not faults:
             try:
                 self.decoder_config()

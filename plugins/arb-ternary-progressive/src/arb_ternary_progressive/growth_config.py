@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 from attrs import define
@@ -37,6 +37,10 @@ Pattern: TypeAlias = Literal["constant", "increasing", "decreasing", "linear"]
 #: What a stack can be stored in.
 PRECISIONS: tuple[Precision, ...] = ("full", "half", "bfloat16", "nvfp4", "ternary", "qlora")
 _PATTERNS: tuple[Pattern, ...] = ("constant", "increasing", "decreasing", "linear")
+
+#: Options of the adapters that stacks are made with, and of what a frozen trunk computed.
+_ADAPTERS: Final = ("qlora_rank", "qlora_alpha", "qlora_rank_pattern", "qlora_alpha_pattern")
+_CACHE: Final = ("cache_bytes", "cache_folder", "cache_activations", "cache_dtype")
 
 at_least_one = Rule("a whole number of at least 1", lambda value: type(value) is int and value >= 1, {"minimum": 1})
 above_zero = Rule(
@@ -217,10 +221,29 @@ class GrowthConfig:
         return found
 
     def idle_options(self) -> list[tuple[str, str]]:
-        """Options that do nothing beside the others: name, and why."""
-        found = self._adapters_without_effect() + self._cache_without_effect()
+        """Options that do nothing beside the others where new stacks are as the options say: name, and why."""
+        found: list[tuple[str, str]] = []
         if self.new_stack_precision != "qlora":
             found += without_effect(self, "no stack is of precision qlora", "qlora_base")
+            if not self.qlora_enabled:
+                found += without_effect(self, "no stack is made with an adapter", *_ADAPTERS, "qlora_strategy")
+                if not self.progressive_qlora:
+                    found += without_effect(self, "no stack gets an adapter", "adapter_dtype")
+        if self.building_mode == "prepend":
+            reason = "the trunk runs on what the new stack makes ('building_mode' is prepend)"
+            found += without_effect(self, reason, *_CACHE)
+        # An option may be idle for two reasons, and is named once.
+        return list(dict([*found, *self.always_idle()]).items())
+
+    def always_idle(self) -> list[tuple[str, str]]:
+        """Options that do nothing beside the others whatever stacks a builder is asked for: name, and why."""
+        found = self._cache_without_effect()
+        if self.qlora_strategy != "progressive":
+            idle = _ADAPTERS[2:] if self.qlora_strategy == "simplified" else _ADAPTERS
+            found += without_effect(self, f"'qlora_strategy' is {self.qlora_strategy}", *idle)
+        if not self.progressive_qlora:
+            reason = "'progressive_qlora' is false"
+            found += without_effect(self, reason, "progressive_qlora_rank", "progressive_qlora_alpha")
         if self.stack_time_mapping != "time_per_stack":
             reason = f"'stack_time_mapping' is {self.stack_time_mapping}"
             found += without_effect(self, reason, "time_per_stack")
@@ -229,33 +252,12 @@ class GrowthConfig:
             found += without_effect(self, reason, "time_embedding_dim", "time_encoding_type", "time_sampling")
         return found
 
-    def _adapters_without_effect(self) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        options = ("qlora_rank", "qlora_alpha", "qlora_rank_pattern", "qlora_alpha_pattern")
-        if not (self.qlora_enabled or self.new_stack_precision == "qlora"):
-            found += without_effect(self, "no stack is made with an adapter", *options, "qlora_strategy")
-            if not self.progressive_qlora:
-                found += without_effect(self, "no stack gets an adapter", "adapter_dtype")
-        elif self.qlora_strategy != "progressive":
-            reason = f"'qlora_strategy' is {self.qlora_strategy}"
-            found += without_effect(self, reason, *options[2 if self.qlora_strategy == "simplified" else 0 :])
-        if not self.progressive_qlora:
-            reason = "'progressive_qlora' is false"
-            found += without_effect(self, reason, "progressive_qlora_rank", "progressive_qlora_alpha")
-        return found
-
     def _cache_without_effect(self) -> list[tuple[str, str]]:
-        options = ("cache_bytes", "cache_folder", "cache_activations", "cache_dtype")
-        reason = ""
         if not self.enabled:
             reason = "all stacks are trained together ('enabled' is false)"
-        elif self.trunk_strategy == "qlora":
-            reason = "the trunk changes with every step ('trunk_strategy' is qlora)"
-        elif self.building_mode == "prepend":
-            reason = "the trunk runs on what the new stack makes ('building_mode' is prepend)"
-        if reason:
-            found = without_effect(self, reason, *options)
-            return found if self.enabled else found + without_effect(self, reason, "trunk_strategy")
+            return without_effect(self, reason, *_CACHE, "trunk_strategy")
+        if self.trunk_strategy == "qlora":
+            return without_effect(self, "the trunk changes with every step ('trunk_strategy' is qlora)", *_CACHE)
         if not self.cache_activations:
-            return without_effect(self, "'cache_activations' is false", *options[:2])
+            return without_effect(self, "'cache_activations' is false", "cache_bytes", "cache_folder")
         return []
