@@ -1,0 +1,49 @@
+"""The page's table of what is compiled for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import arb_ternary_triton
+from arb_ternary.environment import for_child
+from arb_ternary_triton.compiling import CASES, OTHERS
+
+LANE = Path(__file__).with_name("lane.py")
+PAGE = Path(__file__).parents[3] / "docs/reference/gpu-kernels.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside this package")
+
+
+def _table() -> list[str]:
+    """The lines of the table on the page."""
+    place = PAGE.read_text(encoding="utf-8").partition("<!-- compiled-shapes -->")[2]
+    return place.partition("<!-- /compiled-shapes -->")[0].split("\n")[2:-2]
+
+
+def test_every_kernel_of_the_package_is_translated_for_some_sizes() -> None:
+    source = Path(arb_ternary_triton.__file__).parent
+    written = {
+        name for file in source.rglob("*.py") for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)
+    }
+    rows = {row.split("`")[1]: int(row.rstrip(" |").rpartition("| ")[2]) for row in _table() if "`" in row}
+    assert rows.keys() == written
+    assert all(count > 0 for count in rows.values())
+
+
+def test_the_page_says_how_many_cases_are_compiled() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"| Triton | the {len(CASES)} cases of the [table](#compiled) |" in page
+    assert f"| Triton | the {len(OTHERS)} cases off the hot path |" in page
+
+
+@pytest.mark.slow
+def test_the_table_is_what_is_translated() -> None:
+    environment = for_child(TRITON_INTERPRET="0")
+    done = subprocess.run([sys.executable, str(LANE)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert [line for line in done.stdout.splitlines() if line.startswith("|")] == _table()
