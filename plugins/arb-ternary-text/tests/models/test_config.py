@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from arb_ternary_text.models.decoder import DecoderConfig
+from arb_ternary.ternary.embedding import TernaryRMSNorm
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
 
 def test_the_default_decoder_has_no_float_part() -> None:
@@ -55,3 +58,14 @@ def test_heads_share_the_width_unless_their_size_is_given() -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DecoderConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", [{"gradients": "int8"}, {"vote_bits": 4}, {"scale_rule": "frozen"}])
+def test_options_of_ternary_modules_are_for_gains_too(option: dict[str, Any]) -> None:
+    config = DecoderConfig(
+        width=32, layers=1, heads=2, learned_norms=True, float_parts=("embedding", "head", "linears"), **option
+    )
+    gains = [module for module in Decoder(config, 16).modules() if isinstance(module, TernaryRMSNorm)]
+    assert gains
+    ((name, value),) = option.items()
+    assert {getattr(gain.shape if name == "vote_bits" else gain, name) for gain in gains} == {value}

@@ -176,13 +176,15 @@ class DecoderConfig:
             raise ValueError(
                 "'embedding_scale_rule': correlation scales lookups only; a tied head would see other weights"
             )
-        if self.gradients == "int8" and {"embedding", "head", "linears"} <= set(self.float_parts):
-            raise ValueError(
-                "'gradients': int8 has no effect when embedding, head and linears are all in 'float_parts'"
-            )
-        if self.vote_bits != 8 and {"embedding", "head", "linears"} <= set(self.float_parts):
-            raise ValueError("'vote_bits' has no effect when embedding, head and linears are all in 'float_parts'")
-        if self.scale_rule != "residual" and {"head", "linears"} <= set(self.float_parts):
+        linears_are_float = {"head", "linears"} <= set(self.float_parts) and not self._ternary_gains
+        if linears_are_float and "embedding" in self.float_parts:
+            if self.gradients == "int8":
+                raise ValueError(
+                    "'gradients': int8 has no effect when embedding, head and linears are all in 'float_parts'"
+                )
+            if self.vote_bits != 8:
+                raise ValueError("'vote_bits' has no effect when embedding, head and linears are all in 'float_parts'")
+        if linears_are_float and self.scale_rule != "residual":
             raise ValueError("'scale_rule' has no effect when head and linears are in 'float_parts'")
         if self.embedding_scale_rule != "residual" and "embedding" in self.float_parts:
             raise ValueError("'embedding_scale_rule' has no effect when 'float_parts' names embedding")
