@@ -11,6 +11,7 @@ from torch import Tensor
 from arb_ternary.backends import reference, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import new_state
+from arb_ternary.counters.hashing import uniform
 from arb_ternary_tilelang.backend import build
 from arb_ternary_tilelang.levels import levels_of
 from arb_ternary_tilelang.products import FEW_ROWS, GEMV_ROWS
@@ -81,3 +82,14 @@ def test_exponents_that_spread_too_far_are_refused(kernels: Mapping[str, Callabl
     packed = kernels["pack"](numbers(-1, 1, 1, 64))
     with pytest.raises(ValueError, match="exponents spread over 41; the exact integer product takes at most 40"):
         kernels["linear"](numbers(-9, 9, 2, 64), torch.ones(2), packed, exponent, None, shape, torch.float32)
+
+
+def test_gradients_that_are_a_last_place_from_an_integer_round_as_the_number_format_says(
+    kernels: Mapping[str, Callable[..., Tensor]],
+) -> None:
+    grad = 9 - uniform((64, 128), 5, 2, 3)  # with the random number a tie of float32, or the place beside it
+    grad[0, 0] = 100.0  # a scale of one
+    ours, scale = kernels["quantize_gradient"](grad, 5, 2, 3)
+    wanted, unit = reference.build().kernels["quantize_gradient"](grad, 5, 2, 3)
+    assert scale == unit == 1.0
+    assert torch.equal(ours, wanted)

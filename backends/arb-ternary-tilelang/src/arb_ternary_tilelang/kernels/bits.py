@@ -67,14 +67,20 @@ class Bits:
         T = self.T
         return T.reinterpret((exponent + 127) << 23, "float32")
 
+    def _fraction(self, drawn: Any) -> Any:
+        """``drawn * 2**-24``: by a number that is exact in the seven digits with which a constant is written."""
+        T = self.T
+        sixth = T.float32(2.0**-6)
+        return T.cast(drawn, "float32") * sixth * sixth * sixth * sixth
+
     def uniform(self, bits: Any) -> Any:
         """A float32 in [0, 1) of hash bits."""
         T = self.T
-        return T.cast(bits >> T.uint32(8), "float32") * T.float32(2.0**-24)
+        return self._fraction(bits >> T.uint32(8))
 
     def narrowed(self, bits: Any, noise_shift: Any) -> Any:
         """The same around one half, in an interval of ``2**-noise_shift``."""
         T = self.T
         least = ((1 << 24) - (1 << (24 - noise_shift))) >> 1
         drawn = T.cast(bits >> (T.uint32(8) + T.cast(noise_shift, "uint32")), "int32")
-        return T.cast(drawn + least, "float32") * T.float32(2.0**-24)
+        return self._fraction(drawn + least)
