@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 #: What `make test` runs so; `make test-alone` runs all tests of every distribution.
 QUICK = {
     "arb-ternary-core": ("plugins", "config", "cli"),
-    "arb-ternary-signgsd": (".",),
 }
 
 

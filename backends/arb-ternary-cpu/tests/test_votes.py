@@ -244,6 +244,7 @@ def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(
     torch.testing.assert_close(*layer.both("stats"), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_the_noise_goes_on_beyond_2_to_the_32_elements() -> None:
     """The high half of an index is part of the hash's key; row 4095 of this table has elements on either side."""
     backend = build()

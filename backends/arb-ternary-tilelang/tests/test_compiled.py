@@ -14,13 +14,16 @@ INT8 = {"sm_80": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8", "sm_90a": "wgmma
 HALF = {"sm_80": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16", "sm_90a": "wgmma.mma_async.sync.aligned"}
 
 
-#: Kernels that are compiled on every run of the tests: a product and the votes of one. The others take minutes.
-ALWAYS = ("linear int8", "cast_votes int8")
-NAMES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in HOT_KERNELS]
+#: Compiled on every run of the tests: a product for one GPU, the votes of one for another. The rest takes minutes.
+ALWAYS = (("linear int8", ARCHITECTURES[0]), ("cast_votes int8", ARCHITECTURES[-1]))
+COMPILED = [
+    pytest.param(name, arch, marks=() if (name, arch) in ALWAYS else pytest.mark.slow)
+    for name in HOT_KERNELS
+    for arch in ARCHITECTURES
+]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "arch"), COMPILED)
 def test_a_hot_kernel_spills_no_register_and_uses_the_units_that_it_is_written_for(name: str, arch: str) -> None:
     made = compile_kernel(name, arch)
     assert (made.spill_stores, made.spill_loads) == (0, 0)

@@ -92,6 +92,7 @@ class TestPrependedWithTimeAsInput(PhaseSuite):
     run: ClassVar[Any] = {"model": {**TERNARY, "causal": False}, "masking": {"name": "time_step"}}
 
 
+@pytest.mark.slow
 class TestCacheOnDisk(PhaseSuite):
     """What a run that was killed left in the cache's folder is used by the one that continues it."""
 

@@ -36,6 +36,7 @@ def bench(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     return result, done.stderr
 
 
+@pytest.mark.slow
 def test_the_short_form_learns_and_counts(tmp_path: Path) -> None:
     result, _ = bench(tmp_path, "--rules", "float32,sign_votes_8", "--tuning-tokens", str(4 * STEP_TOKENS))
     assert result == json.loads((tmp_path / "result.json").read_text())
