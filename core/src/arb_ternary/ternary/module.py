@@ -139,10 +139,15 @@ class TernaryModule(VoteMemory):
         trits: Tensor = kernel(self.backend, "unpack")(self.weight, self.shape)
         return trits
 
-    def logical_votes(self) -> Tensor:
-        """The accumulators as int8 ``[N, K]``, whatever their bits and the backend's layout."""
-        votes: Tensor = kernel(self.backend, "unpack_votes")(self.votes, self.shape)
-        return votes
+    def logical_votes(self, votes: Tensor | None = None) -> Tensor:
+        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and that layout."""
+        held = self.votes if votes is None else votes
+        logical: Tensor = kernel(self.backend, "unpack_votes")(held, self.shape)
+        return logical
+
+    def packed_votes(self, logical: Tensor) -> Tensor:
+        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own."""
+        return pack_votes(self.backend, logical.to(self.votes.device), self.shape.vote_bits)
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
@@ -184,7 +189,7 @@ class TernaryModule(VoteMemory):
     def set_votes(self, votes: Tensor) -> None:
         """Replace the accumulators by int8 ``[N, K]`` that fit their bits."""
         self.take_votes()
-        self.votes.copy_(pack_votes(self.backend, votes.to(self.votes.device), self.shape.vote_bits))
+        self.votes.copy_(self.packed_votes(votes))
 
     def set_backend(self, name: str) -> None:
         """Compute with another backend: weight and votes are repacked in its layout; no logical value changes."""
@@ -201,7 +206,7 @@ class TernaryModule(VoteMemory):
         trits, votes = self.trits(), self.logical_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
-        self.votes = pack_votes(name, votes, self.shape.vote_bits)
+        self.votes = self.packed_votes(votes)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Kernels of one device cannot read the layout on another: on the way, weight and votes are in torch's.

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.backends.dispatch import kernel, pack_votes
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import (
     StepOutcome,
@@ -28,7 +27,6 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import JoinedOptimizer, TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
-from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.evaluate import masked_loss, time_arguments
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.precision import autocast_for, scaler_for
@@ -235,7 +233,10 @@ class TrainingLoop:
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         # Between steps the statistics of the gradients are zero, and of no interest.
         modules = ternary_modules(self.model) if in_flight.losses else []
-        undo = {name: _with_votes(m, m.kept_votes, _logical) for name, m in modules if m.kept_votes}
+        # Accumulators in no layout of a backend.
+        undo = {
+            n: {**m.kept_votes, "votes": m.logical_votes(m.kept_votes["votes"])} for n, m in modules if m.kept_votes
+        }
         return {
             "step": self.step,
             "micro_batches": self.micro_batches,
@@ -279,23 +280,9 @@ class TrainingLoop:
             if module.magnitudes is not None and name in in_flight["magnitudes"]:
                 module.magnitudes.copy_(in_flight["magnitudes"][name])
             kept = in_flight.get("undo", {}).get(name)
-            module.kept_votes = None if kept is None else _with_votes(module, to_device(kept, device), _packed)
+            if kept is not None:
+                kept = {**to_device(kept, device), "votes": module.packed_votes(kept["votes"])}
+            module.kept_votes = kept
         if state["runtime"] is not None and isinstance(self.model, CarriesState):
             self.model.load_runtime_state(to_device(state["runtime"], device))
         restore_global_rng(state["rng"], device)
-
-
-def _with_votes(
-    module: TernaryModule, kept: Mapping[str, Tensor], convert: Callable[[TernaryModule, Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """What ``module`` keeps to undo votes, its accumulators in another form: in checkpoints no layout of a backend."""
-    return {**kept, "votes": convert(module, kept["votes"])}
-
-
-def _logical(module: TernaryModule, votes: Tensor) -> Tensor:
-    logical: Tensor = kernel(module.backend, "unpack_votes")(votes, module.shape)
-    return logical
-
-
-def _packed(module: TernaryModule, votes: Tensor) -> Tensor:
-    return pack_votes(module.backend, votes, module.shape.vote_bits)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from arb_ternary.errors import ArbError, render
+
 _COMPONENTS = {"components": "arb_run_test_components", "study": "arb_study_test_components"}
 
 
@@ -40,6 +42,18 @@ def plugins() -> Any:
 def registry() -> Any:
     """The components of the kind of config file called study."""
     return _MODULES["components"].FakeRegistry(_MODULES["study"].SPECS)
+
+
+@pytest.fixture
+def failure(load: Any) -> Any:
+    """The error that a config gives: its class's exit code and its text as the command line prints it."""
+
+    def run(text: str, *overrides: str) -> tuple[int, str]:
+        with pytest.raises(ArbError) as caught:
+            load(text, *overrides)
+        return caught.value.exit_code, render(caught.value)
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import arb_study_test_components as components
 import pytest
 
-from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, render
+from arb_ternary.errors import ConfigError, EnvironmentProblem
 from arb_ternary_train.config_file import load_as, parse_path, read_document
 
 MINIMAL = """\
@@ -25,18 +25,6 @@ def load(in_tmp: Path, registry: Any) -> Any:
     def run(text: str, *overrides: str) -> Any:
         Path("demo.yaml").write_text(text, encoding="utf-8")
         return load_as(components.Study, "demo.yaml", overrides, registry=registry)
-
-    return run
-
-
-@pytest.fixture
-def failure(load: Any) -> Any:
-    """The error that a config gives: its class's exit code and its text as the command line prints it."""
-
-    def run(text: str, *overrides: str) -> tuple[int, str]:
-        with pytest.raises(ArbError) as caught:
-            load(text, *overrides)
-        return caught.value.exit_code, render(caught.value)
 
     return run
 

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.config.yaml_document import dump_yaml, read_yaml
-from arb_ternary.errors import ArbError, ConfigError, render
+from arb_ternary.errors import ConfigError
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.config_file import parse_path
 from arb_ternary_train.loading import load_config
@@ -32,18 +32,6 @@ def load(in_tmp: Path, plugins: Any) -> Any:
     def run(text: str, *overrides: str) -> Any:
         Path("demo.yaml").write_text(text, encoding="utf-8")
         return load_config("demo.yaml", overrides, plugins=plugins)
-
-    return run
-
-
-@pytest.fixture
-def failure(load: Any) -> Any:
-    """The error that a config gives: its class's exit code and its text as the command line prints it."""
-
-    def run(text: str, *overrides: str) -> tuple[int, str]:
-        with pytest.raises(ArbError) as caught:
-            load(text, *overrides)
-        return caught.value.exit_code, render(caught.value)
 
     return run
 
