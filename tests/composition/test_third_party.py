@@ -19,7 +19,7 @@ from arb_ternary.specs import KINDS
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
-from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "third_party"
 
@@ -60,7 +60,7 @@ def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
 
 def test_it_implements_every_hook_of_interface_1_0() -> None:
     source = "".join(path.read_text() for path in (FIXTURE / "arb_ternary_heron").glob("*.py"))
-    hooks = [hook.name for hook in describe_hooks([*KINDS, CheckSpec, ExporterSpec, TrackerSpec])]
+    hooks = [hook.name for hook in describe_hooks([*KINDS, CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec])]
     assert [name for name in hooks if f"def {name}(" not in source] == []
 
 

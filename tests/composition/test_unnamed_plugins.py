@@ -32,7 +32,7 @@ from arb_ternary import hookimpl
 from arb_ternary.specs import (
     BackendSpec, CommandSpec, DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec,
 )
-from arb_ternary_train.specs import CheckSpec, ExporterSpec, TrackerSpec
+from arb_ternary_train.specs import CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 TARGET = "arb_ternary_bystander.parts:explode"
@@ -68,6 +68,10 @@ def arb_register_trackers():
 @hookimpl
 def arb_register_exporters():
     return [ExporterSpec(name="bystander", target=TARGET)]
+
+@hookimpl
+def arb_register_importers():
+    return [ImporterSpec(name="bystander", target=TARGET)]
 
 @hookimpl
 def arb_register_commands():

@@ -126,7 +126,7 @@ def test_split_trains_kinds_of_parts_that_come_later_and_resumes_before_they_are
         ends = [(tmp_path / run / "checkpoints" / checkpoints[-1].name / name).read_bytes() for run in ("run", "again")]
         assert ends[0] == ends[1], name
     for exporter in ("safetensors", "merged"):
-        command = ["export", str(tmp_path / "run"), str(tmp_path / f"{exporter}.safetensors"), "--to", exporter]
+        command = ["export", str(tmp_path / "run"), str(tmp_path / f"{exporter}.safetensors"), "--format", exporter]
         assert main(command) == 0
 
 

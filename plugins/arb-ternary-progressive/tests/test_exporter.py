@@ -33,7 +33,7 @@ def test_adapters_are_merged_into_what_is_exported(tmp_path: Path, monkeypatch: 
     Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
     Path("grown.yaml").write_text(CONFIG)
     assert main(["train", "grown.yaml", "--run-dir", "run"]) == 0
-    assert main(["export", "run", "merged.safetensors", "--to", "merged"]) == 0
+    assert main(["export", "run", "merged.safetensors", "--format", "merged"]) == 0
     trained = load_run(Path("run")).model
     assert isinstance(trained, Rack)
     assert set(trained.ordered_stacks[0].adapters) == {"stack", "progressive"}

@@ -139,10 +139,10 @@ def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixtu
 
 def test_export_writes_a_file_and_names_an_unknown_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "tiny.yaml", "--run-dir", "here"])
-    assert main(["export", "here", "--to", "safetensors", "model.safetensors"]) == 0
+    assert main(["export", "here", "--format", "safetensors", "model.safetensors"]) == 0
     assert Path("model.safetensors").stat().st_size > 0
     capsys.readouterr()
-    assert main(["export", "here", "x", "--to", "onnx"]) == 2
+    assert main(["export", "here", "x", "--format", "onnx"]) == 2
     assert "no exporter is called 'onnx'" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ class MergedExporter:
         if not isinstance(model, Rack):
             raise UsageProblem(
                 f"exporter 'merged': it merges the adapters of racks; the model is a {type(model).__name__}",
-                "Use --to safetensors.",
+                "Use --format safetensors.",
             )
         rack = model.merged()
         SafetensorsExporter().export(rack, destination, {**metadata, "structure": rack.structure()})

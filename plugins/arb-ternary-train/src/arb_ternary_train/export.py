@@ -52,7 +52,7 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
     """
     registry = manager().registry
     registry.get("exporter", name)
-    document = Document({"exporter": {"name": name}}, source="--to")
+    document = Document({"exporter": {"name": name}}, source="--format")
     document = apply_overrides(document, [f"exporter.{text}" for text in options])
     choice = structure(_Export, document, registry).exporter
     exporter: Exporter = require_protocol(choice.build(), Exporter, choice)

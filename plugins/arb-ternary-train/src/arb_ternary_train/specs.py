@@ -1,13 +1,19 @@
-"""The kinds of component that only runs know: observers, exporters, checks and configs to start from."""
+"""The kinds of component that only runs know: observers, exporters, importers, checks, configs to start from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import field, frozen
-from attrs.validators import instance_of
+from attrs.validators import deep_iterable, instance_of
 
 from arb_ternary.specs import Spec
 
-__all__ = ["CheckSpec", "ExporterSpec", "StarterSpec", "TrackerSpec"]
+__all__ = ["CheckSpec", "ExporterSpec", "ImporterSpec", "StarterSpec", "TrackerSpec"]
+
+
+def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
 
 
 @frozen(kw_only=True)
@@ -29,6 +35,20 @@ class ExporterSpec(Spec):
     kind, hook, noun = "exporter", "arb_register_exporters", "exporter"
 
     suffix: str = field(default="", validator=instance_of(str))
+
+
+@frozen(kw_only=True)
+class ImporterSpec(Spec):
+    """Reads a model that another program has written. Factory: ``(config) -> Importer``.
+
+    Attributes:
+        schemes: what the addresses begin with that ``FetchesSources.fetch`` of the importer takes: ``("hf",)`` for
+            ``hf://...``; empty for an importer that reads files and folders only.
+    """
+
+    kind, hook, noun = "importer", "arb_register_importers", "importer"
+
+    schemes: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
 
 @frozen(kw_only=True)
