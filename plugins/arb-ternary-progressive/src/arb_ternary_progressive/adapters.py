@@ -95,7 +95,7 @@ class Adapter(nn.Module):
         self.down: FloatLinear | TernaryLinear
         self.up: FloatLinear | TernaryLinear
         if spec.dtype == "ternary":
-            self.down = _ternary(inside, spec.rank, config, group_size=config.group_size, activations=activations)
+            self.down = _ternary(inside, spec.rank, config, group_size=config.exponent_groups, activations=activations)
             # A flip in `up` moves the output as far as a flip of a ternary base would: 1 / sqrt(K), not 1 / sqrt(rank).
             offset = round(0.5 * math.log2(spec.rank / inside) - math.log2(self.scale))
             self.up = _ternary(

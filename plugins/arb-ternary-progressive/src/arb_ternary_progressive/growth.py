@@ -63,7 +63,7 @@ class Stage:
             set_learning(part, first or not appended)
         for part in _output_end(rack):
             set_learning(part, first or appended)
-        if rack.config.tie_embeddings:
+        if rack.config.tied:
             set_learning(rack.embedding, first)
         if first:
             return cls(rack, 0, 0, "none")

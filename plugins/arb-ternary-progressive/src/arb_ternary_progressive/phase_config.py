@@ -147,7 +147,7 @@ class ProgressivePhaseConfig(GrowthConfig):
             found.add("float")
         if self.building_mode == "append" and (model.learned_norms or "norms" in model.float_parts):
             found.add(kind("norms"))
-        if not model.tie_embeddings:
+        if not model.tied:
             found.add(kind("head" if self.building_mode == "append" else "embedding"))
         return found
 

@@ -114,7 +114,7 @@ class StoredRMSNorm(_KeepsDtype, RMSNorm):
     """An RMSNorm whose gain is stored in 16 bits."""
 
     def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
-        super().__init__(norm.normalized_shape[0], eps=norm._eps, gain=True)
+        super().__init__(norm.normalized_shape[0], eps=norm.eps, gain=True)
         self.weight = nn.Parameter(norm.weight.detach().to(dtype))
 
 
@@ -215,7 +215,7 @@ def widen_block(block: Block) -> None:
         if isinstance(child, FloatLinear | TernaryLinear | NVFP4Linear):
             setattr(parent, name, dense_linear(child))
         elif isinstance(child, StoredRMSNorm):
-            norm = RMSNorm(child.weight.numel(), eps=child._eps, gain=True)
+            norm = RMSNorm(child.weight.numel(), eps=child.eps, gain=True)
             norm.weight = nn.Parameter(child.weight.detach().to(torch.float32))
             setattr(parent, name, norm)
 

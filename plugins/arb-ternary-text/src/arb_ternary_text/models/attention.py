@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.parts import make_linear, make_norm
+from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
-__all__ = ["Attention", "Positions", "attend", "make_positions", "visibility"]
+__all__ = ["Attention", "Biases", "Positions", "attend", "make_positions", "visibility"]
 
 #: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
 #: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
@@ -86,7 +86,16 @@ def make_positions(
     length, device = x_BSD.size(1), x_BSD.device
     # Rotations of a float16 model are computed in float32: its queries have fewer bits than the angle needs.
     dtype = torch.promote_types(x_BSD.dtype, torch.float32)
-    cos_SP, sin_SP = rotary_angles(start, length, config.key_features, config.rotary_base, dtype=dtype, device=device)
+    cos_SP, sin_SP = rotary_angles(
+        start,
+        length,
+        config.key_features,
+        config.rotary_base,
+        scaling=config.rotary_scaling,
+        factors=config.rotary_factors,
+        dtype=dtype,
+        device=device,
+    )
     mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
     return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
 
@@ -111,6 +120,24 @@ def attend(query_BHSC: Tensor, key_BGTC: Tensor, value_BGTC: Tensor, positions: 
     return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, new, features)
 
 
+class Biases(nn.Module):
+    """Float biases of queries, keys and values, one for each feature, zero at birth."""
+
+    def __init__(self, query_features: int, key_features: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(query_features))
+        self.key = nn.Parameter(torch.zeros(key_features))
+        self.value = nn.Parameter(torch.zeros(key_features))
+
+    def forward(self, query_BSE: Tensor, key_BSE: Tensor, value_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three with their biases, each in its dtype."""
+        return (
+            query_BSE + self.query.to(query_BSE.dtype),
+            key_BSE + self.key.to(key_BSE.dtype),
+            value_BSE + self.value.to(value_BSE.dtype),
+        )
+
+
 class Attention(nn.Module):
     """Attention over earlier positions (all, when the config is not causal)."""
 
@@ -124,18 +151,22 @@ class Attention(nn.Module):
         self.query = make_linear(config, config.width, query_features)
         self.key = make_linear(config, config.width, key_features)
         self.value = make_linear(config, config.width, key_features)
-        self.head_norm = make_norm(config, self.head_dim, gain=False) if config.query_key_norm else nn.Identity()
-        self.output_norm = make_norm(config, query_features, gain=False) if config.sub_norms else nn.Identity()
+        self.query_norm, self.key_norm = make_head_norm(config), make_head_norm(config)
+        self.output_norm = make_sub_norm(config, query_features)
         self.output = make_linear(config, query_features, config.width)
+        self.biases = Biases(query_features, key_features) if config.query_key_value_bias else None
 
     def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
         normed_BSD = self.norm(x_BSD)
-        query_BHSC = self._split(self.query(normed_BSD), self.heads)
-        key_BGTC = self._split(self.key(normed_BSD), self.key_heads)
-        value_BGTC = self._split(self.value(normed_BSD), self.key_heads)
-        query_BHSC = rotate(self.head_norm(query_BHSC), positions.cos, positions.sin)
-        key_BGTC = rotate(self.head_norm(key_BGTC), positions.cos, positions.sin)
+        query_BSE, key_BSE, value_BSE = self.query(normed_BSD), self.key(normed_BSD), self.value(normed_BSD)
+        if self.biases is not None:
+            query_BSE, key_BSE, value_BSE = self.biases(query_BSE, key_BSE, value_BSE)
+        query_BHSC = self._split(query_BSE, self.heads)
+        key_BGTC = self._split(key_BSE, self.key_heads)
+        value_BGTC = self._split(value_BSE, self.key_heads)
+        query_BHSC = rotate(self.query_norm(query_BHSC), positions.cos, positions.sin)
+        key_BGTC = rotate(self.key_norm(key_BGTC), positions.cos, positions.sin)
         if cache is not None and positions.span is not None:
             key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
         seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, positions)

@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from attrs import Attribute, frozen
+from attrs.converters import optional as optional_converter
 from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, option, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
+from arb_ternary_text.models.architectures import (
+    PRESETS,
+    Activation,
+    departures,
+    nearest_preset,
+    preset_of,
+)
 
 __all__ = ["FLOAT_PARTS", "DecoderConfig", "FloatPart"]
 
@@ -45,6 +53,13 @@ def _known_parts(_instance: object, attribute: Attribute[tuple[FloatPart, ...]],
         raise ValueError(f"{attribute.name!r} names a part twice: {', '.join(value)}")
 
 
+def _all_positive(value: tuple[Any, ...]) -> bool:
+    return all(each > 0 for each in value)
+
+
+_positive_numbers = Rule("numbers greater than 0", _all_positive, {"items": {"exclusiveMinimum": 0}})
+
+
 @frozen(kw_only=True)
 class DecoderConfig:
     """A decoder-only transformer; the vocabulary comes from the data.
@@ -65,11 +80,20 @@ class DecoderConfig:
     head_dim: int | None = option(None, "features of a head, even; null = width / heads", validator=optional(_count))
     feed_forward: int | None = option(
         None,
-        "hidden features of a feed-forward layer; null = 4 width for relu2, 8/3 width rounded up to 32 for swiglu",
+        "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded up to 32",
         validator=optional(_count),
     )
-    activation: Literal["relu2", "swiglu"] = option(
-        "relu2", "feed-forward non-linearity: relu(up)^2, or silu(gate) * up", validator=in_(("relu2", "swiglu"))
+    architecture: Literal["llama", "qwen3", "arcee", "bitnet"] | None = option(
+        None,
+        "one that other programs compute too: it decides activation, sub_norms, query_key_norm and, bitnet, "
+        "tie_embeddings, where these are null; null = those below",
+        validator=optional(in_(tuple(PRESETS))),
+    )
+    activation: Literal["relu2", "swiglu", "reglu2"] | None = option(
+        None,
+        "feed-forward non-linearity: relu(up)^2, silu(gate) * up, or relu(gate)^2 * up; null = the architecture's, "
+        "else relu2",
+        validator=optional(in_(("relu2", "swiglu", "reglu2"))),
     )
     causal: bool = option(
         True,
@@ -80,6 +104,15 @@ class DecoderConfig:
         10000.0,
         "longest wavelength of the rotary embedding over 2 pi",
         validator=Rule("greater than 1", lambda value: value > 1, {"exclusiveMinimum": 1}),
+    )
+    rotary_factors: tuple[float, ...] | None = option(
+        None,
+        "plane p of a head turns slower by the p-th of these head_dim / 2 factors; null = 1 for all",
+        validator=optional(_positive_numbers),
+        converter=optional_converter(tuple),
+    )
+    rotary_scaling: float = option(
+        1.0, "positions are divided by it before they turn queries and keys", validator=positive
     )
     max_length: int = option(512, "context: longest sequence, in tokens", validator=_count)
     sliding_window: int | None = option(
@@ -94,9 +127,16 @@ class DecoderConfig:
         "most passes through the experts: a token is routed again, from its refined state, until its choice repeats",
         validator=_count,
     )
-    tie_embeddings: bool = option(False, "the head uses the embedding's weights", validator=instance_of(bool))
-    group_size: Literal[32, 64, 128, 256, "row"] = option(
-        128, "weights of a row that share an exponent in linears and head", validator=in_((32, 64, 128, 256, "row"))
+    tie_embeddings: bool | None = option(
+        None,
+        "the head uses the embedding's weights; null = the architecture's, else false",
+        validator=optional(instance_of(bool)),
+    )
+    group_size: Literal[32, 64, 128, 256, "row", "tensor"] = option(
+        128,
+        "weights of a row that share an exponent in linears and head; tensor = all of a matrix, whose exponent is "
+        "then frozen",
+        validator=in_((32, 64, 128, 256, "row", "tensor")),
     )
     activations: Literal["int8", "float"] = option(
         "int8",
@@ -117,13 +157,36 @@ class DecoderConfig:
         "pre-norms and final norm have a learned gain, ternary unless float_parts names norms",
         validator=instance_of(bool),
     )
-    sub_norms: bool = option(
-        True,
-        "normalise also what enters the output and down projections; false = as in Llama",
+    inner_gains: bool = option(
+        False,
+        "sub-norms and norms of queries and keys have a learned gain too, as the pre-norms have",
         validator=instance_of(bool),
     )
-    query_key_norm: bool = option(False, "normalise each head's queries and keys", validator=instance_of(bool))
+    sub_norms: bool | None = option(
+        None,
+        "normalise also what enters the output and down projections; null = the architecture's, else true",
+        validator=optional(instance_of(bool)),
+    )
+    query_key_norm: bool | None = option(
+        None,
+        "normalise each head's queries and keys; null = the architecture's, else false",
+        validator=optional(instance_of(bool)),
+    )
     norm_eps: float = option(1e-6, "added to the mean square in every norm", validator=positive)
+    stored_eps: bool = option(
+        False,
+        "each sub-norm keeps a norm_eps of its own, saved with the model; published weights may need it",
+        validator=instance_of(bool),
+    )
+    query_key_value_bias: bool = option(
+        False, "queries, keys and values have a float bias", validator=instance_of(bool)
+    )
+    linear_scales: bool = option(
+        False,
+        "each ternary linear has a float factor beside its exponents, which does not learn; published weights may "
+        "need it",
+        validator=instance_of(bool),
+    )
     scale_rule: Literal["residual", "frozen"] = option(
         "residual",
         "how the exponents of ternary linears, head and gains move: by votes, or not at all",
@@ -148,6 +211,11 @@ class DecoderConfig:
     )
 
     def __attrs_post_init__(self) -> None:
+        self._check_shapes()
+        self._check_architecture()
+        self._check_parts()
+
+    def _check_shapes(self) -> None:
         if self.head_dim is None and self.width % self.heads:
             raise ValueError(
                 f"'width' must be a multiple of 'heads' (or give head_dim); {self.heads} does not divide {self.width}"
@@ -156,6 +224,11 @@ class DecoderConfig:
             raise ValueError(f"'head_dim' must be even for the rotary embedding; it is {self.key_features}")
         if self.heads % self.key_heads:
             raise ValueError(f"'kv_heads' must divide 'heads'; {self.key_heads} does not divide {self.heads}")
+        if self.rotary_factors is not None and len(self.rotary_factors) != self.key_features // 2:
+            raise ValueError(
+                f"'rotary_factors' must be head_dim / 2 = {self.key_features // 2} numbers, one for each plane of a "
+                f"head; they are {len(self.rotary_factors)}"
+            )
         if self.experts == 0 and (self.experts_per_token, self.max_moe_iters) != (2, 1):
             raise ValueError(
                 "'experts' must be at least 1 for 'experts_per_token' and 'max_moe_iters' to have an effect; it is 0"
@@ -170,12 +243,35 @@ class DecoderConfig:
             raise ValueError(
                 f"'sliding_window' must be at most 'max_length'; {self.sliding_window} is more than {self.max_length}"
             )
-        if self.tie_embeddings and ("embedding" in self.float_parts) != ("head" in self.float_parts):
+
+    def _check_architecture(self) -> None:
+        if self.architecture is None:
+            return
+        for name, wanted in departures(self, self.architecture):
+            nearest, further = nearest_preset(self, having=name)
+            use = " and ".join(f"'{option}': {needed}" for option, needed in (("architecture", nearest), *further))
+            raise ValueError(
+                f"'{name}' is {wanted} in 'architecture': {self.architecture}; leave it out, or "
+                + (f"use {use}" if nearest else "leave 'architecture' out: none has it")
+            )
+
+    def _check_parts(self) -> None:
+        if self.tied and ("embedding" in self.float_parts) != ("head" in self.float_parts):
             raise ValueError("'tie_embeddings' needs embedding and head both in 'float_parts' or both out of it")
-        if self.tie_embeddings and self.embedding_scale_rule == "correlation":
+        if self.tied and self.embedding_scale_rule == "correlation":
             raise ValueError(
                 "'embedding_scale_rule': correlation scales lookups only; a tied head would see other weights"
             )
+        if self.group_size == "tensor" and self.scale_rule != "frozen":
+            raise ValueError(
+                "'group_size': tensor needs 'scale_rule': frozen, for votes would move the exponents of a matrix apart"
+            )
+        if self.inner_gains and not (self.learned_norms or "norms" in self.float_parts):
+            raise ValueError("'inner_gains' needs 'learned_norms', or norms in 'float_parts'")
+        if self.inner_gains and not (self.has_sub_norms or self.has_query_key_norm):
+            raise ValueError("'inner_gains' has no effect without 'sub_norms' and 'query_key_norm'")
+        if self.stored_eps and not self.has_sub_norms:
+            raise ValueError("'stored_eps' has no effect without 'sub_norms'")
         linears_are_float = {"head", "linears"} <= set(self.float_parts) and not self._ternary_gains
         if linears_are_float and "embedding" in self.float_parts:
             if self.gradients == "int8":
@@ -195,7 +291,7 @@ class DecoderConfig:
         whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
         there: dict[TrainedPart, bool] = {
             "ternary": embedding or gains or self.ternary_linears,
-            "float": bool(self.float_parts),
+            "float": bool(self.float_parts) or self.query_key_value_bias,
         }
         return Planned(
             kinds=frozenset(kind for kind in there if there[kind]),
@@ -214,14 +310,37 @@ class DecoderConfig:
         changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
         added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
         if not (self.ternary_linears or added):
-            yield from without_effect(self, "no linear learns by votes", "group_size")
+            yield from without_effect(self, "no linear learns by votes", "group_size", "linear_scales")
 
     @property
     def ternary_linears(self) -> bool:
         """Whether a linear of the blocks, or a head of its own, is ternary."""
-        return not {"linears", "head"} <= set(self.float_parts) and not (
-            self.tie_embeddings and "linears" in self.float_parts
-        )
+        return not {"linears", "head"} <= set(self.float_parts) and not (self.tied and "linears" in self.float_parts)
+
+    @property
+    def feed_forward_activation(self) -> Activation:
+        """The non-linearity of a feed-forward layer."""
+        return preset_of(self.architecture).activation if self.activation is None else self.activation
+
+    @property
+    def has_sub_norms(self) -> bool:
+        """Whether what enters the output and down projections is normalised."""
+        return preset_of(self.architecture).sub_norms if self.sub_norms is None else self.sub_norms
+
+    @property
+    def has_query_key_norm(self) -> bool:
+        """Whether queries and keys are normalised."""
+        return preset_of(self.architecture).query_key_norm if self.query_key_norm is None else self.query_key_norm
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head uses the embedding's weights."""
+        return bool(preset_of(self.architecture).tied) if self.tie_embeddings is None else self.tie_embeddings
+
+    @property
+    def exponent_groups(self) -> Literal[32, 64, 128, 256, "row"]:
+        """``group_size`` as modules take it: one exponent a matrix is held as equal ones, a row each."""
+        return "row" if self.group_size == "tensor" else self.group_size
 
     @property
     def _ternary_gains(self) -> bool:
@@ -243,9 +362,9 @@ class DecoderConfig:
         if self.feed_forward is not None:
             return self.feed_forward
         # Three matrices of 8/3 width hold as many weights as two of 4 width (Shazeer, GLU Variants, 2020).
-        return 4 * self.width if self.activation == "relu2" else -(-8 * self.width // 96) * 32
+        return 4 * self.width if self.feed_forward_activation == "relu2" else -(-8 * self.width // 96) * 32
 
     @property
     def pure(self) -> bool:
         """Whether no part is float."""
-        return not self.float_parts
+        return not (self.float_parts or self.query_key_value_bias or self.linear_scales)

@@ -1,4 +1,4 @@
-"""The dense feed-forward layer: ReLU^2 (So et al., Primer, 2021) or SwiGLU (Shazeer, 2020)."""
+"""The dense feed-forward layer: ReLU^2 (So et al., Primer, 2021), SwiGLU (Shazeer, 2020), or ReLU^2 of a gate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.parts import make_linear, make_norm
+from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 
 __all__ = ["FeedForward"]
 
@@ -22,16 +22,22 @@ class FeedForward(nn.Module):
     def __init__(self, config: DecoderConfig, *, normalise_input: bool = True) -> None:
         super().__init__()
         self.norm = make_norm(config, config.width, gain=True) if normalise_input else nn.Identity()
-        self.gate = make_linear(config, config.width, config.hidden) if config.activation == "swiglu" else None
+        activation = config.feed_forward_activation
+        self.gate = None if activation == "relu2" else make_linear(config, config.width, config.hidden)
+        self._squares = activation != "swiglu"
         self.up = make_linear(config, config.width, config.hidden)
-        self.hidden_norm = make_norm(config, config.hidden, gain=False) if config.sub_norms else nn.Identity()
+        self.hidden_norm = make_sub_norm(config, config.hidden)
         self.down = make_linear(config, config.hidden, config.width)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets; any leading dimensions."""
         normed_BSD = self.norm(x_BSD)
         up_BSF = self.up(normed_BSD)
-        hidden_BSF = F.relu(up_BSF).square() if self.gate is None else F.silu(self.gate(normed_BSD)) * up_BSF
+        if self.gate is None:
+            hidden_BSF = F.relu(up_BSF).square()
+        else:
+            gate_BSF = self.gate(normed_BSD)
+            hidden_BSF = (F.relu(gate_BSF).square() if self._squares else F.silu(gate_BSF)) * up_BSF
         update_BSD: Tensor = self.down(self.hidden_norm(hidden_BSF))
         return update_BSD
 

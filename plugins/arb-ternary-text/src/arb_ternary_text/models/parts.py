@@ -17,9 +17,20 @@ from torch import Tensor, nn
 from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.rms_norm import RMSNorm
+from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
-__all__ = ["FloatLinear", "TiedHead", "make_embedding", "make_head", "make_linear", "make_norm", "rounded_to_int8"]
+__all__ = [
+    "FloatLinear",
+    "TiedHead",
+    "make_embedding",
+    "make_head",
+    "make_head_norm",
+    "make_linear",
+    "make_norm",
+    "make_sub_norm",
+    "rounded_to_int8",
+]
 
 
 class FloatLinear(nn.Linear):
@@ -81,7 +92,7 @@ def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding 
     """The token embedding, ``ids[...] -> [..., D]``."""
     if "embedding" in config.float_parts:
         embedding = nn.Embedding(vocabulary_size, config.width)
-        nn.init.normal_(embedding.weight, std=1 / math.sqrt(config.width) if config.tie_embeddings else 1.0)
+        nn.init.normal_(embedding.weight, std=1 / math.sqrt(config.width) if config.tied else 1.0)
         return embedding
     return TernaryEmbedding(
         vocabulary_size,
@@ -89,7 +100,7 @@ def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding 
         gradients=config.gradients,
         scale_rule=config.embedding_scale_rule,
         vote_bits=config.vote_bits,
-        exponent_offset=-round(math.log2(config.width) / 2) if config.tie_embeddings else 0,
+        exponent_offset=-round(math.log2(config.width) / 2) if config.tied else 0,
     )
 
 
@@ -97,29 +108,43 @@ def make_head(
     config: DecoderConfig, vocabulary_size: int, embedding: nn.Embedding | TernaryEmbedding
 ) -> FloatLinear | TernaryLinear | TiedHead:
     """The output projection, ``x[..., D] -> [..., V]``."""
-    if config.tie_embeddings:
+    if config.tied:
         return TiedHead(embedding, config.activations)
     return _linear(config, config.width, vocabulary_size, is_float="head" in config.float_parts)
 
 
-def make_norm(config: DecoderConfig, features: int, *, gain: bool) -> RMSNorm | TernaryRMSNorm:
+def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False) -> RMSNorm | TernaryRMSNorm:
     """An RMSNorm over the last dimension.
 
     Args:
         gain: whether this norm has a learned gain when the config asks for gains (``learned_norms``, or norms among the
             float parts); otherwise it has neither parameter nor buffer.
+        own_eps: its eps is saved with the weights.
     """
-    if gain and "norms" in config.float_parts:
-        return RMSNorm(features, eps=config.norm_eps, gain=True)
-    if gain and config.learned_norms:
-        return TernaryRMSNorm(
+    is_float = "norms" in config.float_parts
+    if gain and config.learned_norms and not is_float:
+        return (OwnEpsTernaryRMSNorm if own_eps else TernaryRMSNorm)(
             features,
             eps=config.norm_eps,
             gradients=config.gradients,
             scale_rule=config.scale_rule,
             vote_bits=config.vote_bits,
         )
-    return RMSNorm(features, eps=config.norm_eps, gain=False)
+    return (OwnEpsRMSNorm if own_eps else RMSNorm)(features, eps=config.norm_eps, gain=gain and is_float)
+
+
+def make_sub_norm(config: DecoderConfig, features: int) -> RMSNorm | TernaryRMSNorm | nn.Identity:
+    """The norm in front of an output or down projection, where the config has sub-norms."""
+    if not config.has_sub_norms:
+        return nn.Identity()
+    return make_norm(config, features, gain=config.inner_gains, own_eps=config.stored_eps)
+
+
+def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Identity:
+    """The norm of each head's queries or keys, where the config has such norms."""
+    if not config.has_query_key_norm:
+        return nn.Identity()
+    return make_norm(config, config.key_features, gain=config.inner_gains)
 
 
 def _linear(
@@ -127,10 +152,10 @@ def _linear(
 ) -> FloatLinear | TernaryLinear:
     if is_float:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    return TernaryLinear(
+    return (ScaledTernaryLinear if config.linear_scales else TernaryLinear)(
         in_features,
         out_features,
-        group_size=config.group_size,
+        group_size=config.exponent_groups,
         activations=config.activations,
         gradients=config.gradients,
         scale_rule=config.scale_rule,

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["RMSNorm", "rms_norm"]
+from arb_ternary.ternary.embedding import TernaryRMSNorm
+
+__all__ = ["OwnEpsRMSNorm", "OwnEpsTernaryRMSNorm", "RMSNorm", "rms_norm"]
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -59,10 +61,36 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def __init__(self, features: int, *, eps: float, gain: bool) -> None:
-        super().__init__(features, eps=eps, elementwise_affine=gain)
-        self._eps = eps
+        super().__init__(features, elementwise_affine=gain)
+        self.eps: float = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [..., features]``, normalised, in its dtype."""
-        y = rms_norm(x, self._eps)
+        y = rms_norm(x, self.eps)
         return y if self.weight is None else y * self.weight.to(y.dtype)
+
+
+class _OwnEps(nn.Module):
+    """A norm whose ``eps`` belongs to its weights: a float64 scalar in state dicts, whatever the model is cast to.
+
+    Where a scale in front of a norm is left out, its eps takes the scale's place:
+    ``norm(s x, eps) = norm(x, eps / s^2)``.
+    """
+
+    eps: Any
+
+    def get_extra_state(self) -> Tensor:
+        """The eps, a float64 scalar."""
+        return torch.tensor(self.eps, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the eps of a state dict."""
+        self.eps = float(state)
+
+
+class OwnEpsRMSNorm(_OwnEps, RMSNorm):
+    """:class:`RMSNorm` with an eps of its own."""
+
+
+class OwnEpsTernaryRMSNorm(_OwnEps, TernaryRMSNorm):
+    """``TernaryRMSNorm`` with an eps of its own."""

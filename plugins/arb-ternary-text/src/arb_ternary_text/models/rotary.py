@@ -8,6 +8,8 @@ Shapes: ``S`` positions, ``C`` features of a head, ``P = C / 2`` planes of rotat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,35 @@ __all__ = ["rotary_angles", "rotate"]
 
 
 def rotary_angles(
-    start: int, length: int, head_dim: int, base: float, *, dtype: torch.dtype, device: torch.device
+    start: int,
+    length: int,
+    head_dim: int,
+    base: float,
+    *,
+    scaling: float = 1.0,
+    factors: Sequence[float] | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each ``[S, P]``, of ``position * base**(-2 p / C)``, ``length`` of them from ``start``."""
+    """Cosines and sines, each ``[S, P]``, of ``position / scaling * base**(-2 p / C) / factors[p]``.
+
+    Args:
+        start: the first position.
+        length: number of positions.
+        head_dim: ``C``.
+        base: longest wavelength over 2 pi.
+        scaling: positions are divided by it.
+        factors: plane ``p`` turns slower by the ``p``-th of them; None = all as fast as the base says.
+        dtype: of the result.
+        device: of the result.
+    """
     exact = torch.float32 if device.type == "mps" else torch.float64
     position_S = torch.arange(start, start + length, dtype=exact, device=device)
     plane_P = torch.arange(0, head_dim, 2, dtype=exact, device=device)
-    angle_SP = position_S[:, None] * base ** (-plane_P / head_dim)
+    speed_P = base ** (-plane_P / head_dim)
+    if factors is not None:
+        speed_P = speed_P / torch.tensor(factors, dtype=exact, device=device)
+    angle_SP = (position_S if scaling == 1.0 else position_S / scaling)[:, None] * speed_P
     return angle_SP.cos().to(dtype), angle_SP.sin().to(dtype)
 
 

@@ -1,0 +1,160 @@
+"""The weights of a decoder as exporters write them, one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, nn
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.ternary.embedding import TernaryRMSNorm
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.attention import Biases
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.experts import Experts
+from arb_ternary_text.models.feed_forward import FeedForward
+from arb_ternary_text.models.parts import TiedHead
+from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+
+__all__ = ["HoldsTernaryWeight", "TernaryWeight", "exported_weights", "weight_of"]
+
+#: What int8 exponents may be; -127 and -128 have no normal float32.
+_EXPONENTS = (-126, 127)
+
+
+@frozen(eq=False)
+class TernaryWeight:
+    """A ternary matrix: ``W[n, k] = scale * trits[n, k] * 2**exponent[n, k // group_size]``.
+
+    Attributes:
+        trits: int8 ``[N, K]``.
+        exponent: int8 ``[N, J]``.
+        group_size: columns that share an exponent; ``K`` where a row does.
+        scale: a further factor of the whole matrix.
+    """
+
+    trits: Tensor
+    exponent: Tensor
+    group_size: int
+    scale: float = 1.0
+
+    def dense(self) -> Tensor:
+        """``W`` as float32 ``[N, K]``; exact where ``scale`` is a power of two."""
+        exponent = self.exponent.to(torch.int32).repeat_interleave(self.group_size, dim=1)
+        weight = torch.ldexp(self.trits.to(torch.float32), exponent[:, : self.trits.shape[1]])
+        return weight if self.scale == 1.0 else weight * self.scale
+
+    def one_exponent(self) -> int | None:
+        """The exponent of the whole matrix, or None where its groups have different ones."""
+        first = int(self.exponent.flatten()[0])
+        return first if bool((self.exponent == first).all()) else None
+
+
+@runtime_checkable
+class HoldsTernaryWeight(Protocol):
+    """A linear of another distribution whose products are those of a ternary matrix."""
+
+    def ternary_weight(self) -> TernaryWeight:
+        """The matrix that a pass computes with."""
+
+
+def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
+    """The weight of one module on the CPU: ternary as it is, else float32.
+
+    A norm's is its gain ``[K]``, ones where it has none.
+
+    Raises:
+        ConfigError: the module is of a kind that has no weight to export.
+    """
+    if isinstance(module, TernaryRMSNorm):
+        return module.dense_weight().view(-1).cpu()
+    if isinstance(module, TernaryModule):
+        scale = float(module.scale) if isinstance(module, ScaledTernaryLinear) else 1.0
+        return TernaryWeight(module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale)
+    if isinstance(module, HoldsTernaryWeight):
+        return module.ternary_weight()
+    if isinstance(module, RMSNorm):
+        return torch.ones(module.normalized_shape) if module.weight is None else _floats(module.weight)
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.Linear | nn.Embedding) and isinstance(weight, Tensor):
+        return _floats(weight)
+    raise ConfigError(f"model: the weight of a {type(module).__name__} has no form in other formats")
+
+
+def exported_weights(model: Decoder) -> Iterator[tuple[str, TernaryWeight | Tensor]]:
+    """Every tensor that an export of ``model`` needs, by the path of its module, one at a time.
+
+    What other programs have no option for is in the weights: ``2**residual_scale`` in ``output`` and ``down``,
+    ``2**logit_scale`` in ``final_norm``, and the eps of a sub-norm where it is not ``norm_eps`` in the scale of the
+    linear before it. Norms without gains are ones. A tied head is left out, as are norms and gates that the model
+    lacks.
+
+    Raises:
+        ConfigError: the model has experts, or a part of a kind that cannot be exported.
+    """
+    yield "embedding", weight_of(model.embedding)
+    for number, block in enumerate(model.blocks):
+        if not isinstance(block, Block) or isinstance(block.feed_forward, Experts):
+            raise ConfigError(
+                f"model: block {number} is no plain block of the decoder, and exporters know no other",
+                "The nearest preset is `architecture: llama`, without experts.",
+            )
+        yield from _block_weights(f"blocks.{number}", block, block.feed_forward, model)
+    yield "final_norm", _times(weight_of(model.final_norm), 2.0**model.config.logit_scale)
+    if not isinstance(model.head, TiedHead):
+        yield "head", weight_of(model.head)
+
+
+def _block_weights(
+    path: str, block: Block, feed_forward: FeedForward, model: Decoder
+) -> Iterator[tuple[str, TernaryWeight | Tensor]]:
+    # A norm takes the scale of what it reads away, but for its eps: norm(x, e) = norm(s x, s^2 e).
+    before_eps = {
+        "attention.value": _eps_scale(block.attention.output_norm, model),
+        "feed_forward.up": _eps_scale(feed_forward.hidden_norm, model),
+    }
+    if feed_forward.gate is None:
+        # What the norm reads is relu(up)^2.
+        before_eps["feed_forward.up"] = math.sqrt(before_eps["feed_forward.up"])
+    for part in ("attention", "feed_forward"):
+        for name, module in getattr(block, part).named_children():
+            where = f"{part}.{name}"
+            if isinstance(module, nn.Identity):
+                continue
+            if isinstance(module, Biases):
+                for each, bias in module.named_parameters():
+                    factor = before_eps["attention.value"] if each == "value" else 1.0
+                    yield f"{path}.{where}.{each}", _floats(bias) * factor
+                continue
+            factor = block.residual_scale if name in ("output", "down") else before_eps.get(where, 1.0)
+            yield f"{path}.{where}", _times(weight_of(module), factor)
+
+
+def _eps_scale(norm: nn.Module, model: Decoder) -> float:
+    if not isinstance(norm, OwnEpsRMSNorm | OwnEpsTernaryRMSNorm):
+        return 1.0
+    return math.sqrt(model.config.norm_eps / norm.eps)
+
+
+def _times(weight: TernaryWeight | Tensor, factor: float) -> TernaryWeight | Tensor:
+    """``weight`` times ``factor``, in the exponents where it is a power of two that they hold, else in the scale."""
+    if factor == 1.0:
+        return weight
+    if isinstance(weight, Tensor):
+        return weight * factor
+    mantissa, exponent = math.frexp(factor)
+    moved = weight.exponent.to(torch.int16) + (exponent - 1)
+    inside = not moved.numel() or (_EXPONENTS[0] <= int(moved.min()) and int(moved.max()) <= _EXPONENTS[1])
+    if mantissa != 0.5 or not inside:
+        return evolve(weight, scale=weight.scale * factor)
+    return evolve(weight, exponent=moved.to(torch.int8))
+
+
+def _floats(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(device="cpu", dtype=torch.float32)

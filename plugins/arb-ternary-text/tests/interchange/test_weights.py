@@ -1,0 +1,147 @@
+"""What exporters are given computes what the model computes: a re-statement in plain torch from these tensors alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights, weight_of
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm
+from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+
+VOCABULARY = 13
+SMALL: dict[str, Any] = {
+    "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "max_length": 16, "activations": "float", "group_size": 32,
+    "norm_eps": 1e-3,
+}  # fmt: skip
+
+
+def restated(weights: dict[str, Tensor], config: DecoderConfig, ids: Tensor) -> Tensor:
+    """A decoder as other programs compute it: no scale in front of updates or logits, one eps."""
+
+    def norm(x: Tensor, gain: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_eps) * gain
+
+    def rotate(x: Tensor) -> Tensor:
+        factors = torch.tensor(config.rotary_factors or [1.0] * (size // 2), dtype=torch.float64)
+        speed = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size) / factors
+        angle = (torch.arange(ids.shape[1]) / config.rotary_scaling)[:, None] * speed
+        a, b = x[..., : size // 2], x[..., size // 2 :]
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+    size, x = config.key_features, weights["embedding"][ids]
+    for number in range(config.layers):
+        part = {
+            key.removeprefix(f"blocks.{number}."): w
+            for key, w in weights.items()
+            if key.startswith(f"blocks.{number}.")
+        }
+        normed = norm(x, part["attention.norm"])
+        heads = []
+        for name in ("query", "key", "value"):
+            y = normed @ part[f"attention.{name}"].T + part.get(f"attention.biases.{name}", torch.zeros(()))
+            y = y.unflatten(-1, (-1, size)).transpose(1, 2)
+            if f"attention.{name}_norm" in part:
+                y = norm(y, part[f"attention.{name}_norm"])
+            y = y if name == "value" else rotate(y)
+            heads.append(y.repeat_interleave(config.heads // y.shape[1], dim=1))
+        seen = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        if "attention.output_norm" in part:
+            seen = norm(seen, part["attention.output_norm"])
+        x = x + seen @ part["attention.output"].T
+        normed = norm(x, part["feed_forward.norm"])
+        up = normed @ part["feed_forward.up"].T
+        if config.feed_forward_activation == "relu2":
+            hidden = up.relu().square()
+        else:
+            gate = normed @ part["feed_forward.gate"].T
+            hidden = up * (F.silu(gate) if config.feed_forward_activation == "swiglu" else gate.relu().square())
+        if "feed_forward.hidden_norm" in part:
+            hidden = norm(hidden, part["feed_forward.hidden_norm"])
+        x = x + hidden @ part["feed_forward.down"].T
+    return norm(x, weights["final_norm"]) @ weights.get("head", weights["embedding"]).T
+
+
+def filled(**options: Any) -> Decoder:
+    """A model whose every number differs from what it is at birth."""
+    model = Decoder(DecoderConfig(**{**SMALL, **options}), VOCABULARY)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        for module in model.modules():
+            if isinstance(module, OwnEpsRMSNorm):
+                module.eps = float(torch.rand((), generator=generator)) * 0.1
+            if isinstance(module, ScaledTernaryLinear):
+                module.scale.fill_(0.5 + float(torch.rand((), generator=generator)))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"architecture": "llama", "residual_scale": -2, "logit_scale": 1, "learned_norms": True},
+        {"architecture": "qwen3", "rotary_factors": (1.0, 2.0, 3.0, 8.0), "rotary_scaling": 4.0},
+        {"architecture": "qwen3", "float_parts": ("norms",), "inner_gains": True, "query_key_value_bias": True},
+        {"architecture": "arcee", "linear_scales": True, "float_parts": ("linears",), "residual_scale": 1},
+        {
+            "architecture": "bitnet", "activation": "reglu2", "float_parts": ("norms",), "inner_gains": True,
+            "stored_eps": True, "linear_scales": True, "query_key_value_bias": True, "residual_scale": -1,
+        },
+        {"architecture": "bitnet", "stored_eps": True, "group_size": "tensor", "scale_rule": "frozen"},
+        {"stored_eps": True, "float_parts": ("linears", "embedding", "head")},
+    ],
+)  # fmt: skip
+def test_the_exported_weights_compute_the_logits_of_the_model(options: dict[str, Any]) -> None:
+    model = filled(**options)
+    weights: dict[str, Tensor] = {}
+    for name, weight in exported_weights(model):
+        weights[name] = (weight.dense() if isinstance(weight, TernaryWeight) else weight).double()
+    ids = torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(2))
+    expected = restated(weights, model.config, ids)
+    # float32 through two blocks: a hundred roundings of 6e-8 of logits up to 20.
+    torch.testing.assert_close(model(ids).double(), expected, rtol=1e-4, atol=1e-4)
+    assert ("head" in weights) != model.config.tied
+
+
+def test_scales_that_are_powers_of_two_go_into_the_exponents() -> None:
+    plain, scaled = (Decoder(DecoderConfig(**SMALL, residual_scale=-scale), VOCABULARY) for scale in (0, 3))
+    scaled.load_state_dict(plain.state_dict())
+    before, after = (dict(exported_weights(model)) for model in (plain, scaled))
+    for name, weight in after.items():
+        other = before[name]
+        if not isinstance(weight, TernaryWeight) or not isinstance(other, TernaryWeight):
+            continue
+        moved = -3 if name.endswith((".output", ".down")) else 0
+        assert torch.equal(weight.exponent, other.exponent + moved)
+        assert torch.equal(weight.trits, other.trits)
+        assert weight.scale == 1.0
+
+
+def test_an_exponent_beyond_int8_stays_a_factor() -> None:
+    model = Decoder(DecoderConfig(**SMALL, residual_scale=-8), VOCABULARY)
+    (block, *_) = model.blocks
+    output: Any = block.get_submodule("attention.output")
+    output.set_trits(output.trits(), torch.full_like(output.exponent, -120))
+    weight = dict(exported_weights(model))["blocks.0.attention.output"]
+    assert isinstance(weight, TernaryWeight)
+    assert (weight.one_exponent(), weight.scale) == (-120, 2.0**-8)
+
+
+def test_one_exponent_is_none_where_groups_differ() -> None:
+    exponent = torch.tensor([[1, 1], [1, 2]], dtype=torch.int8)
+    assert TernaryWeight(torch.ones(2, 64, dtype=torch.int8), exponent, 32).one_exponent() is None
+    assert TernaryWeight(torch.ones(2, 64, dtype=torch.int8), torch.ones_like(exponent), 32).one_exponent() == 1
+
+
+def test_what_has_no_form_elsewhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a Conv1d has no form"):
+        weight_of(torch.nn.Conv1d(2, 2, 1))
+    with pytest.raises(ConfigError, match="block 0 is no plain block"):
+        list(exported_weights(Decoder(DecoderConfig(**SMALL, experts=2), VOCABULARY)))
