@@ -190,12 +190,18 @@ def test_a_pickle_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_checkpoint(path)
 
 
-def test_what_was_read_outlives_the_files(tmp_path: Path) -> None:
+def test_a_state_outlives_its_files_and_a_weight_that_is_not_what_was_verified_is_refused(tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path), 6)
     checkpoint = read_checkpoint(path)
-    content = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(b"\xff" * len(content))
-    assert torch.equal(checkpoint.model["weight"], torch.full((4,), 6.0))
+    for name in ("model.safetensors", "state.safetensors"):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[:-4] + b"\xff" * 4)
+    assert torch.equal(checkpoint.state["moments"][0], torch.arange(6))
+    with pytest.raises(CheckpointError, match="tensor 'weight' is damaged"):
+        checkpoint.model["weight"]
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"tensor 'weight' cannot be read: No such file"):
+        checkpoint.model["weight"]
 
 
 def test_the_manifest_lists_every_file_and_tensor(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, Final, Literal, TypedDict, Unpack
 from weakref import ReferenceType, WeakKeyDictionary
 
@@ -31,9 +32,14 @@ _TORCH, _META = "torch", "meta"
 #: The optimizer that took over the thresholds of a module when it was built.
 OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
 
+#: Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when they are all 0.
+DRAWS: Final = ContextVar("DRAWS", default=True)
+
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
     """``T = clip(round(w / mean|w|), -1, 1)`` of Gaussian ``w``, the absmean rule of BitNet b1.58: int8."""
+    if not DRAWS.get():
+        return torch.zeros(rows, columns, dtype=torch.int8)
     w = torch.randn(rows, columns, generator=generator)
     scale = w.abs().mean().clamp_min(torch.finfo(torch.float32).tiny) if w.numel() else 1.0
     return (w / scale).round_().clamp_(-1, 1).to(torch.int8)

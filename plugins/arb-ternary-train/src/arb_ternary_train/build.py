@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,7 +19,9 @@ from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary.protocols.runs import Phase
+from arb_ternary.specs import ModelSpec
 from arb_ternary.ternary.models import seed_votes
+from arb_ternary.ternary.module import DRAWS
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
@@ -30,9 +33,11 @@ __all__ = [
     "build_observers",
     "build_parts",
     "build_phase",
+    "built_module",
     "choices_in",
     "configured_backend",
     "require_protocol",
+    "undrawn",
     "versions_of",
 ]
 
@@ -84,13 +89,30 @@ def build_model(config: RunConfig, vocabulary_size: int, backend: str, device: t
     """
     seed_everything(config.seed)
     with use_backend(backend):
-        model = config.model.build(vocabulary_size)
-    if not isinstance(model, nn.Module):
-        raise ComponentError(
-            f"model {config.model.name!r}: its factory returned a {type(model).__name__}, not a module"
-        )
+        model = built_module(config.model, vocabulary_size)
     seed_votes(model, config.seed)
     return model.to(device)
+
+
+def built_module(choice: Choice[ModelSpec], vocabulary_size: int) -> nn.Module:
+    """The model of ``choice``; ComponentError where its factory makes none."""
+    model = choice.build(vocabulary_size)
+    if not isinstance(model, nn.Module):
+        raise ComponentError(f"model {choice.name!r}: its factory returned a {type(model).__name__}, not a module")
+    return model
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Models built within have ternary weights of 0, and draw none: for those that are given all their weights.
+
+    The global generators are then elsewhere than after a model that draws.
+    """
+    token = DRAWS.set(False)
+    try:
+        yield
+    finally:
+        DRAWS.reset(token)
 
 
 def build_phase(config: RunConfig, index: int) -> Phase:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import safetensors
 from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.errors import CheckpointError
 from arb_ternary_train import checkpoint_format as fmt
+from arb_ternary_train.safetensors_file import TensorParts
 
 __all__ = ["Checkpoint", "CheckpointStore", "no_fault", "read_checkpoint"]
 
@@ -49,7 +49,7 @@ class Checkpoint:
         path: its folder.
         step: optimizer steps of the whole run when it was written.
         identity: what the run was: see ``arb_ternary_train.identity``.
-        model: the model's state dict, in the at-rest form.
+        model: the model's state dict, in the at-rest form; a tensor is read when it is asked for.
         state: everything else.
     """
 
@@ -102,7 +102,11 @@ class CheckpointStore:
     faults: Callable[[str], None] = field(default=no_fault)
 
     def save(
-        self, step: int, model: Mapping[str, Tensor], state: Mapping[str, Any], identity: Mapping[str, Any]
+        self,
+        step: int,
+        model: Mapping[str, Tensor] | TensorParts,
+        state: Mapping[str, Any],
+        identity: Mapping[str, Any],
     ) -> Path:
         """Write a checkpoint and return its folder. On any failure the existing ones are left as they are.
 
@@ -124,7 +128,7 @@ class CheckpointStore:
             self.faults("renamed")
             _flush(self.root)
             self._point_to(final)
-        except (OSError, safetensors.SafetensorError) as error:
+        except OSError as error:
             raise CheckpointError(
                 f"{self.root}: the checkpoint of step {step} cannot be written: {error}",
                 "Earlier checkpoints are intact. Free some space, then continue with --resume.",
@@ -189,7 +193,7 @@ class CheckpointStore:
         self,
         folder: Path,
         step: int,
-        model: Mapping[str, Tensor],
+        model: Mapping[str, Tensor] | TensorParts,
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> None:

@@ -13,20 +13,20 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from arb_ternary.errors import CheckpointError, ComponentError
+from arb_ternary.errors import CheckpointError, ComponentError, DataError
+from arb_ternary_train.safetensors_file import SafetensorsFile, TensorParts, write_safetensors
 
 __all__ = [
     "FORMAT",
     "VERSION",
+    "VerifiedTensors",
     "decode_state",
     "encode_state",
     "file_digest",
@@ -131,36 +131,63 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: str) -> dict[str, str]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str) -> dict[str, str]:
     """Write a safetensors file, with ``metadata`` in its header, and return the digest of each tensor in it.
-
-    The metadata is one entry, ``arb_ternary``: the library writes several in an order that changes from file to file.
 
     Every tensor is written whole, also where two share memory: a loader copies them back into whatever shares it then.
     """
-    private = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(private, path, metadata={"arb_ternary": metadata})
-    return {name: tensor_digest(tensor) for name, tensor in private.items()}
+    digests: dict[str, str] = {}
+    write_safetensors(path, tensors, metadata, lambda name, tensor: digests.update({name: tensor_digest(tensor)}))
+    return digests
 
 
-def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read a safetensors file that must have these digests.
+class VerifiedTensors(Mapping[str, Tensor]):
+    """The tensors of a file, each read and compared with its digest when it is asked for."""
+
+    def __init__(self, file: SafetensorsFile, digests: Mapping[str, str]) -> None:
+        self._file, self._digests = file, digests
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor; CheckpointError where it is not what was written."""
+        digest = self._digests[name]
+        try:
+            tensor = self._file[name]
+        except DataError as error:
+            raise CheckpointError(error.what) from error
+        if (found := tensor_digest(tensor)) != digest:
+            raise CheckpointError(
+                f"{self._file.path}: tensor {name!r} is damaged: checksum {found}, the manifest says {digest}"
+            )
+        return tensor
+
+    def outline(self, name: str) -> Tensor:
+        """A tensor without its numbers, on the device ``meta``."""
+        return self._file.outline(name)
+
+
+def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> VerifiedTensors:
+    """The tensors of a safetensors file that must have these digests. The whole file is verified, and nothing kept.
 
     Raises:
         CheckpointError: the file is missing, truncated or altered; the tensor is named where one can be.
     """
     intact = _digest_or_error(path) == sha256
     try:
-        # Copied out of the file's memory map: the file may be replaced or deleted while the tensors live on.
-        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: the file is damaged or truncated: {error}") from error
-    for name, digest in digests.items():
-        if name not in tensors:
-            raise CheckpointError(f"{path}: tensor {name!r} is missing")
-        if (found := tensor_digest(tensors[name])) != digest:
-            raise CheckpointError(f"{path}: tensor {name!r} is damaged: checksum {found}, the manifest says {digest}")
-    if surplus := sorted(set(tensors) - set(digests)):
+        file = SafetensorsFile(path)
+    except DataError as error:
+        raise CheckpointError(error.what) from error
+    if missing := [name for name in digests if name not in file]:
+        raise CheckpointError(f"{path}: tensor {missing[0]!r} is missing")
+    tensors = VerifiedTensors(file, digests)
+    for name in () if intact else tensors:
+        tensors[name]
+    if surplus := sorted(set(file) - set(digests)):
         raise CheckpointError(f"{path}: tensor {surplus[0]!r} is not in the manifest")
     if not intact:
         raise CheckpointError(f"{path}: the file's header is damaged: its checksum is not the one in the manifest")

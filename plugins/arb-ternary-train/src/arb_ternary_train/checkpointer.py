@@ -17,6 +17,7 @@ from arb_ternary_train.build import build_phase
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.init_from import load_state
+from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.protocols import ModelChangingPhase
 from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 
@@ -69,7 +70,7 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        path = self.store.save(context.step, context.model.state_dict(), state, self.identity)
+        path = self.store.save(context.step, ModelState(context.model), state, self.identity)
         self.mark_saved(path)
         return path
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from attrs import frozen
 from torch import nn
 
@@ -22,6 +21,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.checkpoint_format import write_tensors
 from arb_ternary_train.config_file import apply_overrides
+from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.protocols import Exporter
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.specs import ExporterSpec
@@ -83,11 +83,11 @@ class SafetensorsExporter:
         temporary = destination.with_name(f".{destination.name}.writing")
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(temporary, model.state_dict(), json.dumps(dict(metadata), sort_keys=True))
+            write_tensors(temporary, ModelState(model), json.dumps(dict(metadata), sort_keys=True))
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(destination)
-        except (OSError, safetensors.SafetensorError) as error:
+        except OSError as error:
             temporary.unlink(missing_ok=True)
             raise ArbError(f"{destination}: cannot be written: {error}") from error
 

@@ -12,6 +12,7 @@ from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.model_state import ModelState, load_parts
 
 __all__ = ["checkpoint_path", "load_state", "load_weights"]
 
@@ -49,24 +50,25 @@ def load_weights(model: nn.Module, source: Path, *, seed: int) -> Path:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """``model.load_state_dict``, with names, shapes and kinds of number checked first.
+    """``model.load_state_dict``, with names, shapes and kinds of number checked first; one tensor at a time.
 
     Raises:
         CheckpointError: they differ; the first few differences are listed.
     """
-    wanted: dict[str, Tensor] = model.state_dict()
+    wanted = dict(ModelState(model).outlines())
     faults = [f"missing: {name}" for name in wanted if name not in tensors]
     faults += [f"not in the model: {name}" for name in tensors if name not in wanted]
+    outline = getattr(tensors, "outline", tensors.__getitem__)
     for name, tensor in wanted.items():
         if name in tensors:
-            faults += _mismatch(name, tensor, tensors[name])
+            faults += _mismatch(name, tensor, outline(name))
     if faults:
         more = [f"... and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
         raise CheckpointError(
             f"{where}: its tensors are not those of the model: {len(faults)} differ",
             "\n".join([*faults[:_LISTED], *more, "The config's model section must be that of the run it comes from."]),
         )
-    model.load_state_dict(dict(tensors))
+    load_parts(model, tensors)
 
 
 def _mismatch(name: str, wanted: Tensor, found: Tensor) -> list[str]:

@@ -13,7 +13,7 @@ from torch import nn
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
-from arb_ternary_train.build import build_model, configured_backend, require_protocol
+from arb_ternary_train.build import build_model, configured_backend, require_protocol, undrawn
 from arb_ternary_train.checkpoint import Checkpoint, read_checkpoint
 from arb_ternary_train.checkpointer import restore_structures
 from arb_ternary_train.config import RunConfig
@@ -71,8 +71,8 @@ def load_run(path: Path, *, backend: str | None = None, device: str | None = Non
     place = resolve_device(config.device if device is None else device)
     selection = select(request_backend(command_line=backend, config=configured_backend(config), device=place.type))
     record = directory.record()
-    model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
-    with use_backend(selection.name):
+    with undrawn(), use_backend(selection.name):
+        model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
         model = restore_structures(model, checkpoint, config, place)
     load_state(model, checkpoint.model, str(checkpoint.path / "model.safetensors"))
     model.eval()

@@ -1,0 +1,91 @@
+"""A model's state dict, made and loaded one module at a time.
+
+``state_dict()`` of a model encodes all its ternary weights before the first can be written: a second copy of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from arb_ternary.ternary.encoding import bytes_per_row
+from arb_ternary.ternary.module import TernaryModule
+
+__all__ = ["ModelState", "load_parts"]
+
+
+@frozen(eq=False)
+class ModelState:
+    """The state dict of ``model``, its names and tensors in the order of ``model.state_dict()``."""
+
+    model: nn.Module
+
+    def outlines(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and a tensor of the kind and shape of each; nothing is encoded."""
+        for module, prefix, whole in _units(self.model):
+            yield from (_save(module, prefix) if whole else _outline(module, prefix)).items()
+
+    def parts(self) -> Iterator[Mapping[str, Tensor]]:
+        """The tensors of one module after another."""
+        for module, prefix, whole in _units(self.model):
+            yield _save(module, prefix) if whole else _own(module, prefix)
+
+
+def load_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """``model.load_state_dict(tensors)`` for the names, shapes and kinds of its own, each tensor asked for once."""
+    for module, prefix, whole in _units(model):
+        if whole:
+            names = [name for name, _ in _save(module, prefix).items()]
+            module.load_state_dict({name.removeprefix(prefix): tensors[name] for name in names})
+            continue
+        part = {name: tensors[name] for name in _outline(module, prefix)}
+        faults: list[str] = []
+        module._load_from_state_dict(part, prefix, {}, True, [], [], faults)
+        if faults:
+            raise RuntimeError("\n".join(faults))
+
+
+def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, bool]]:
+    """The modules in their order, each with the beginning of its names and whether it is taken with its children.
+
+    It is where it has its own idea of a state dict.
+    """
+    kind = type(module)
+    saving = module._state_dict_pre_hooks or module._state_dict_hooks
+    loading = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    whole = bool(saving or loading) or kind.state_dict is not nn.Module.state_dict
+    whole = whole or kind.load_state_dict is not nn.Module.load_state_dict
+    yield module, prefix, whole
+    for name, child in () if whole else module._modules.items():
+        if child is not None:
+            yield from _units(child, f"{prefix}{name}.")
+
+
+def _save(module: nn.Module, prefix: str) -> dict[str, Any]:
+    return module.state_dict(prefix=prefix)
+
+
+def _own(module: nn.Module, prefix: str) -> dict[str, Any]:
+    """What the module itself adds to a state dict."""
+    found: dict[str, Any] = {}
+    module._save_to_state_dict(found, prefix, False)
+    return found
+
+
+def _outline(module: nn.Module, prefix: str) -> dict[str, Any]:
+    """As :func:`_own`; what it would take time to encode has no numbers."""
+    if type(module)._save_to_state_dict is not TernaryModule._save_to_state_dict:
+        return _own(module, prefix)
+    assert isinstance(module, TernaryModule)
+    found: dict[str, Any] = {}
+    nn.Module._save_to_state_dict(module, found, prefix, False)
+    rows, columns = module.shape.out_features, module.shape.in_features
+    packed = torch.empty(rows, bytes_per_row(columns), dtype=torch.uint8, device="meta")
+    votes = torch.empty(rows, columns, dtype=torch.int8, device="meta")
+    found[prefix + "weight"] = packed
+    found[prefix + "votes"] = packed if module.shape.vote_bits == 2 else votes
+    return found
