@@ -12,10 +12,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "ci", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# As many examples in both: continuous integration has the same limit of time, and draws the same examples each time.
+for _name in ("dev", "ci"):
+    settings.register_profile(
+        _name,
+        deadline=None,
+        max_examples=25,
+        derandomize=_name == "ci",
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.

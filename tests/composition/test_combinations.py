@@ -293,6 +293,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
         "masking.time_sampling",
     ),
     "a start of what does not grow": ({"masking": {"name": "progressive", "start": 0.2}}, "masking.start"),
+    "batches of no evaluation": ({"phase": {"eval_every": 0, "eval_batches": 4}}, "phases[0].eval_batches"),
     "a schedule of two stacks": (
         {"masking": {"name": "progressive", "schedule": "cosine"}, "phase": {**DEPTH, "target_stacks": 2}},
         "masking.schedule",

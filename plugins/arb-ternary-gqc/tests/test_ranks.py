@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 import gradient_quality_control as theirs
 import pytest
 import torch
-import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,13 +97,10 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(rank, str(folder))) for rank in range(2)]
+    # This file as a program: a module of pytest's has no name by which another process could import it.
+    processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder)]) for rank in range(2)]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
+        assert process.wait(240) == 0
     return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -141,3 +139,7 @@ def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path)
             gqc.ScheduledBatch(votes, 1, process_group=torch.distributed.group.WORLD)
     finally:
         torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), sys.argv[2])

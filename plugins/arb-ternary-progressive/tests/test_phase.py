@@ -123,7 +123,7 @@ def run_config(folder: Path, options: dict[str, Any], every: int = 1, **parts: A
         **parts,
     }
     made = {kind: make_choice(kind, part["name"], _without_name(part)) for kind, part in chosen.items()}
-    phase = make_choice("phase", "progressive", {**STEPS, "eval_every": 0, **options})
+    phase = make_choice("phase", "progressive", {**STEPS, "eval_every": 0, "eval_batches": 8, **options})
     return RunConfig(name="grown", seed=5, phases=(phase,), checkpoint=CheckpointConfig(every=every, keep=100), **made)
 
 
@@ -186,7 +186,9 @@ def test_a_shared_table_belongs_to_the_trunk(tmp_path: Path, building_mode: str)
 
 def test_of_a_qlora_trunk_only_adapters_change_and_all_of_them_do(tmp_path: Path) -> None:
     run = grow(
-        tmp_path, TestQlora.options | {"steps_per_stack": 4, "eval_every": 0}, optimizer=TestQlora.run["optimizer"]
+        tmp_path,
+        TestQlora.options | {"steps_per_stack": 4, "eval_every": 0, "eval_batches": 8},
+        optimizer=TestQlora.run["optimizer"],
     )
     trunk = {name for name in changed(run, 5, 8) if stack_of(name) == "blocks.0"}
     assert trunk

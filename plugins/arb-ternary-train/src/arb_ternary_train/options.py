@@ -130,6 +130,8 @@ def loop_contradictions(options: Any, run: RunConfig, planned: Planned | None) -
     if options.grad_clip is not None and getattr(run.optimizer.options, "defers", False):
         text = f"{run.optimizer.name!r} decides over sums of several gradients, and clipping would act on a partial sum"
         yield "grad_clip", text
+    if getattr(options, "eval_every", 1) == 0:
+        yield from without_effect(options, "'eval_every': 0 evaluates never", "eval_batches")
     yield from _number_formats(options, run, planned)
     if run.device == "cpu":
         yield from without_effect(options, "batches stay on the cpu", "pin_memory")
