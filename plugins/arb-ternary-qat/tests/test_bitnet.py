@@ -14,6 +14,7 @@ from arb_ternary_qat.bitnet import BitLinear, BitnetDecoder, absmean_ternary
 from arb_ternary_qat.config import BitnetConfig
 from arb_ternary_qat.products import absmax_int8
 from arb_ternary_testing.component import make_choice
+from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
@@ -155,3 +156,15 @@ def test_it_compiles_into_one_graph() -> None:
 def test_linears_that_are_not_float_are_refused() -> None:
     with pytest.raises(ConfigError, match="must name linears: model bitnet makes"):
         make_choice("model", "bitnet", {"float_parts": ["head"]})
+
+
+def test_exporters_are_given_the_trits_and_the_scale_of_each_linear() -> None:
+    torch.manual_seed(0)
+    model = BitnetDecoder(BitnetConfig(width=16, layers=1, heads=2, architecture="bitnet"), 32)
+    found = dict(exported_weights(model))["blocks.0.attention.value"]
+    master = model.blocks[0].attention.value.weight.detach().numpy().astype(np.float64)
+    gamma = np.abs(master).mean()
+    assert isinstance(found, TernaryWeight)
+    assert found.scale == pytest.approx(gamma, rel=1e-6)
+    np.testing.assert_array_equal(found.trits.numpy(), np.clip(np.rint(master / gamma), -1, 1))
+    np.testing.assert_allclose(found.dense().numpy(), found.trits.numpy() * gamma, rtol=1e-6)

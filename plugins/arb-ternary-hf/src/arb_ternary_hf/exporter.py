@@ -21,7 +21,7 @@ from arb_ternary_hf.tensor_names import hf_name, is_linear, neutral_names
 from arb_ternary_hf.tokenizer_files import write_tokenizer
 from arb_ternary_hf.written_config import config_json, quantization_json
 from arb_ternary_text.interchange.architecture import architecture_of
-from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
+from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights, weight_of
 from arb_ternary_text.models.decoder import Decoder
 
 __all__ = ["HfExporter", "build"]
@@ -67,7 +67,7 @@ class HfExporter:
         if self._config.tokenizer and tokenizer is not None:
             write_tokenizer(folder, tokenizer, config.max_length)
         skipped = [_HEAD] if config.tied or "head" in config.float_parts else []
-        if layout != "dense" and "linears" in config.float_parts:
+        if layout != "dense" and not _has_ternary_linears(model):
             raise ConfigError(
                 f"layout: {layout} is for ternary linears, and those of this model are float",
                 "Use `--layout dense`.",
@@ -115,6 +115,11 @@ class HfExporter:
                 # The class computes in the dtype in which these lie in the file, whatever the rest is loaded as.
                 yield stored, evolve(weight, scale=1.0).dense().to(dtype)
                 yield f"{stored}_scale", torch.tensor([weight.scale])
+
+
+def _has_ternary_linears(model: Decoder) -> bool:
+    """Whether those of the blocks are; of other distributions' linears the config does not tell."""
+    return all(isinstance(weight_of(block.attention.output), TernaryWeight) for block in model.blocks)
 
 
 def _has_output_bias(model: Decoder) -> bool:

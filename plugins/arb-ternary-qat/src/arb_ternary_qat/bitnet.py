@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from arb_ternary_qat.config import BitnetConfig
 from arb_ternary_qat.linears import replace_linears
 from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
+from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
@@ -74,6 +75,12 @@ class BitLinear(FloatLinear):
     def trits(self) -> Tensor:
         """The ternary weight that a pass computes with, int8 ``[N, K]``."""
         return absmean_ternary(self.weight)[0].to(torch.int8)
+
+    def ternary_weight(self) -> TernaryWeight:
+        """``gamma T``, for exporters."""
+        trits, gamma = absmean_ternary(self.weight)
+        exponent = torch.zeros(self.out_features, 1, dtype=torch.int8)
+        return TernaryWeight(trits.to(device="cpu", dtype=torch.int8), exponent, self.in_features, float(gamma))
 
 
 class BitnetDecoder(Decoder):
