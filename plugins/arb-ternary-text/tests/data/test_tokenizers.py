@@ -15,6 +15,8 @@ from arb_ternary_text.data.tokenizers import (
     CharacterTokenizer,
     FileTokenizer,
     IdTokenizer,
+    PaddedTokenizer,
+    SentencePieceTokenizer,
     Tokenizer,
     UnknownCharacterError,
     build_tokenizer,
@@ -40,6 +42,22 @@ def definition():
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=16)
     return tokenizer.to_str()
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """The content of a small sentencepiece model with byte fallback, made by its own trainer."""
+    from io import BytesIO
+
+    import sentencepiece
+
+    model = BytesIO()
+    words = ["to be or not to be that is the question", "whether tis nobler in the mind to suffer"] * 20
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(words), model_writer=model, vocab_size=320, byte_fallback=True, model_type="bpe",
+        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return model.getvalue()
 
 
 @given(texts)
@@ -114,13 +132,15 @@ def test_a_vocabulary_with_holes_has_room_for_its_largest_id(definition):
     assert tokenizer.vocabulary_size == 10  # six tokens, the largest id is 9
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "ids", "file"])
+@pytest.mark.parametrize("kind", ["bytes", "characters", "ids", "file", "sentencepiece", "padded"])
 def test_every_tokenizer_survives_json_and_keeps_the_protocol(kind, request):
     tokenizer = {
         "bytes": lambda: ByteTokenizer(),
         "characters": lambda: CharacterTokenizer.from_text("to be é\U0001f600"),
         "ids": lambda: IdTokenizer(77),
         "file": lambda: FileTokenizer(request.getfixturevalue("definition")),
+        "sentencepiece": lambda: SentencePieceTokenizer.from_bytes(request.getfixturevalue("pieces")),
+        "padded": lambda: PaddedTokenizer(ByteTokenizer(), 300),
     }[kind]()
     rebuilt = from_json(json.loads(json.dumps(tokenizer.to_json())))
     assert rebuilt == tokenizer
@@ -128,6 +148,60 @@ def test_every_tokenizer_survives_json_and_keeps_the_protocol(kind, request):
     assert isinstance(rebuilt, Tokenizer)
     text = "7 7" if kind == "ids" else "to be"
     assert rebuilt.encode(text) == tokenizer.encode(text)
+
+
+def test_a_sentencepiece_file_has_the_ids_of_the_library(pieces, tmp_path):
+    import sentencepiece
+
+    (tmp_path / "tokenizer.model").write_bytes(pieces)
+    tokenizer = build_tokenizer(str(tmp_path / "tokenizer.model"))
+    library = sentencepiece.SentencePieceProcessor(model_proto=pieces)
+    text = "to be, or not: \u00e9\U0001f600!"
+    assert tokenizer.encode(text) == library.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocabulary_size == library.vocab_size()
+    with pytest.raises(DataError, match="outside the vocabulary"):
+        tokenizer.decode([library.vocab_size()])
+
+
+def test_a_damaged_sentencepiece_file_is_named(pieces, tmp_path):
+    for number, content in enumerate((b"", b"no protocol buffer", pieces[: len(pieces) // 2])):
+        path = tmp_path / f"{number}.model"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"sentencepiece") as caught:
+            load_tokenizer(path)
+        assert caught.value.what.startswith(f"{path}: ")
+    with pytest.raises(DataError, match="not base64"):
+        from_json({"kind": "sentencepiece", "model": "?"})
+
+
+def test_the_missing_sentencepiece_is_named_with_the_command_that_installs_it(pieces, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(EnvironmentProblem) as caught:
+        from_json(SentencePieceTokenizer.from_bytes(pieces).to_json())
+    assert caught.value.hint == "pip install 'arb-ternary-text[sentencepiece]'"
+
+
+def test_padding_adds_ids_that_no_text_has_and_that_read_as_replacements():
+    padded = PaddedTokenizer(ByteTokenizer(), 300)
+    assert padded.encode("ab") == [97, 98]
+    assert padded.decode([97, 299, 256, 98]) == "a\ufffdb"
+    with pytest.raises(DataError, match="outside the vocabulary: 0 to 299"):
+        padded.decode([300])
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"kind": "padded"}, "has two fields"),
+        ({"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": "300"}, "a whole number of ids"),
+        ({"kind": "padded", "tokenizer": {"kind": "bytes"}, "vocabulary_size": 256}, "padded to 256 ids, and has 256"),
+        ({"kind": "padded", "tokenizer": {"kind": "padded"}, "vocabulary_size": 256}, "a tokenizer of another kind"),
+    ],
+)
+def test_padding_is_checked(state, message):
+    with pytest.raises(DataError, match=message):
+        from_json(state)
 
 
 def test_a_saved_tokenizer_can_be_named_by_its_path(tmp_path, definition):
@@ -146,7 +220,7 @@ def test_a_config_names_bytes_and_characters_by_a_word():
     with pytest.raises(DataError, match="'words' is neither"):
         build_tokenizer("words")
     with pytest.raises(
-        ValueError, match=r"'tokenizer' must be bytes, characters or the path of a \.json file, not 'byts'"
+        ValueError, match=r"'tokenizer' must be bytes, characters or the path of a \.json or \.model file, not 'byts'"
     ):
         ShakespeareConfig(tokenizer="byts")
 
@@ -167,7 +241,10 @@ def test_the_missing_package_is_named_with_the_command_that_installs_it(tmp_path
         (b"\xff", "not JSON"),
         (b"[1]", "holds no tokenizer"),
         (b'{"vocab": {}}', "holds no tokenizer"),
-        (b'{"kind": "words"}', "kind must be one of bytes, characters, ids, file, not 'words'"),
+        (
+            b'{"kind": "words"}',
+            "kind must be one of bytes, characters, ids, file, sentencepiece and padded, not 'words'",
+        ),
         (b'{"kind": "bytes", "size": 3}', "kind bytes has no further field; these were given: size"),
         (b'{"kind": "characters"}', r"kind characters has one field, alphabet \(str\); these were given: none"),
         (b'{"kind": "characters", "alphabet": 3}', "kind characters has one field"),

@@ -1,16 +1,15 @@
 """Text to token ids and back: bytes, characters, or a tokenizer file.
 
-A config names a tokenizer by ``bytes``, ``characters`` or the path of a ``.json`` file (a file of the ``tokenizers``
-library, or what ``to_json`` of any tokenizer here gave). ``from_json(tokenizer.to_json())`` is always the same
-tokenizer.
+A config names a tokenizer by ``bytes``, ``characters`` or the path of a file: ``.json`` (of the ``tokenizers`` library,
+or what ``to_json`` of any tokenizer here gave) or ``.model`` (of sentencepiece). ``from_json(tokenizer.to_json())`` is
+always the same tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from arb_ternary.config.options import Rule
 from arb_ternary.errors import DataError, EnvironmentProblem
+from arb_ternary_text.data.file_tokenizers import FileTokenizer, SentencePieceTokenizer, check_ids
 
 __all__ = [
     "TOKENIZER_HELP",
@@ -27,23 +27,28 @@ __all__ = [
     "CharacterTokenizer",
     "FileTokenizer",
     "IdTokenizer",
+    "PaddedTokenizer",
+    "SentencePieceTokenizer",
     "Tokenizer",
     "UnknownCharacterError",
     "build_tokenizer",
     "encode_stream",
     "from_json",
     "load_tokenizer",
+    "padded_to",
     "tokenizer_name",
 ]
 
 #: Help text of an option that names the tokenizer of a text.
-TOKENIZER_HELP: Final = "bytes, characters (those of the training text) or the path of a tokenizer's .json file"
+TOKENIZER_HELP: Final = (
+    "bytes, characters (those of the training text) or the path of a tokenizer's .json or .model file"
+)
 
 #: Validator of an option that names a tokenizer.
 tokenizer_name: Final = Rule(
-    "bytes, characters or the path of a .json file",
-    lambda value: value in {"bytes", "characters"} or value.endswith(".json"),
-    {"anyOf": [{"enum": ["bytes", "characters"]}, {"pattern": r"\.json$"}]},
+    "bytes, characters or the path of a .json or .model file",
+    lambda value: value in {"bytes", "characters"} or value.endswith((".json", ".model")),
+    {"anyOf": [{"enum": ["bytes", "characters"]}, {"pattern": r"\.(json|model)$"}]},
 )
 
 
@@ -98,7 +103,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text; bytes that are not UTF-8 (a character cut in two) read as U+FFFD."""
-        _check_ids(ids, 256)
+        check_ids(ids, 256)
         return bytes(ids).decode("utf-8", errors="replace")
 
     def to_json(self) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class CharacterTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        _check_ids(ids, self.vocabulary_size)
+        check_ids(ids, self.vocabulary_size)
         return "".join([self.alphabet[i] for i in ids])
 
     def to_json(self) -> dict[str, Any]:
@@ -185,11 +190,11 @@ class IdTokenizer:
                     'Write ids such as "12 7 300", or set the tokenizer of the data.',
                 )
         ids = [int(word) for word in words]
-        _check_ids(ids, self.vocabulary_size)
+        check_ids(ids, self.vocabulary_size)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        _check_ids(ids, self.vocabulary_size)
+        check_ids(ids, self.vocabulary_size)
         return " ".join(str(i) for i in ids)
 
     def to_json(self) -> dict[str, Any]:
@@ -197,57 +202,41 @@ class IdTokenizer:
 
 
 @attrs.frozen
-class FileTokenizer:
-    """A tokenizer of the ``tokenizers`` library, from the text of its JSON file.
-
-    Special tokens are neither added when encoding nor left out when decoding, and the file's truncation and padding are
-    switched off: a stream must keep every token of the text. What becomes of text that the file has no token for
-    is the file's own rule.
+class PaddedTokenizer:
+    """A tokenizer for a model with more ids: rows of published embeddings are often rounded up.
 
     Attributes:
-        definition: the whole text of the JSON file.
+        inner: the tokenizer; no text has an id that it does not know.
+        vocabulary_size: number of ids, more than the inner tokenizer's.
     """
 
-    definition: str = attrs.field(repr=lambda text: f"<{len(text)} characters>")
+    inner: Tokenizer
+    vocabulary_size: int = attrs.field(validator=attrs.validators.instance_of(int))
 
-    @cached_property
-    def _library(self) -> Any:
-        try:
-            library = import_module("tokenizers")
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "the tokenizer file needs the package `tokenizers`, which is not installed",
-                "pip install 'arb-ternary-text[tokenizers]'",
-            ) from error
-        try:
-            tokenizer = library.Tokenizer.from_str(self.definition)
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise DataError(f"the tokenizer file cannot be read by the package `tokenizers`: {error}") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """The largest id plus one: ids need not be contiguous, and an embedding must hold every one."""
-        return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    @vocabulary_size.validator
+    def _larger(self, _: object, value: int) -> None:
+        if value <= self.inner.vocabulary_size:
+            raise DataError(f"tokenizer: padded to {value} ids, and has {self.inner.vocabulary_size} without")
 
     def encode(self, text: str) -> list[int]:
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        return self.inner.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        _check_ids(ids, self.vocabulary_size)
-        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+        """The text; ids that the inner tokenizer does not know read as U+FFFD."""
+        check_ids(ids, self.vocabulary_size)
+        known = self.inner.vocabulary_size
+        parts = [list(part) if inside else "\ufffd" for inside, part in groupby(ids, key=lambda i: i < known)]
+        return "".join(part if isinstance(part, str) else self.inner.decode(part) for part in parts)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "file", "definition": self.definition}
+        return {"kind": "padded", "tokenizer": self.inner.to_json(), "vocabulary_size": self.vocabulary_size}
 
 
 def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
     """The tokenizer that a config names.
 
     Args:
-        choice: ``bytes``, ``characters`` or the path of a ``.json`` file.
+        choice: ``bytes``, ``characters`` or the path of a ``.json`` or ``.model`` file.
         training_text: the text that the characters are taken from; None where the data is not text.
 
     Raises:
@@ -263,26 +252,29 @@ def build_tokenizer(choice: str, training_text: str | None = None) -> Tokenizer:
                 "Give the path of the tokenizer's .json file.",
             )
         return CharacterTokenizer.from_text(training_text)
-    if choice.endswith(".json"):
+    if choice.endswith((".json", ".model")):
         return load_tokenizer(choice)
-    raise DataError(f"tokenizer: {choice!r} is neither bytes, characters nor the path of a .json file")
+    raise DataError(f"tokenizer: {choice!r} is neither bytes, characters nor the path of a .json or .model file")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a JSON file: one of the ``tokenizers`` library, or one that ``to_json`` gave.
+    """The tokenizer in a file: JSON of the ``tokenizers`` library or of ``to_json``, or sentencepiece's ``.model``.
 
     Raises:
         DataError: the file is missing, is not JSON or holds no tokenizer; the path comes first.
         EnvironmentProblem: the file needs a package that is not installed.
     """
     try:
-        definition = Path(path).read_text(encoding="utf-8")
-        found = json.loads(definition)
+        content = Path(path).read_bytes()
+        definition = "" if str(path).endswith(".model") else content.decode("utf-8")
+        found = None if str(path).endswith(".model") else json.loads(definition)
     except OSError as error:
         raise DataError(f"{path}: the tokenizer file cannot be read: {error.strerror}") from error
     except ValueError as error:  # of both the UTF-8 decoder and the JSON parser
         raise DataError(f"{path}: the tokenizer file is not JSON: {error}") from error
     try:
+        if found is None and not definition:
+            return _ready(SentencePieceTokenizer.from_bytes(content))
         if isinstance(found, dict) and "kind" in found:
             return from_json(found)
         if isinstance(found, dict) and "model" in found:
@@ -303,15 +295,18 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
         DataError: ``state`` is no tokenizer's, or its fields are not those of its kind.
         EnvironmentProblem: the tokenizer needs a package that is not installed.
     """
+    if state.get("kind") == "padded":
+        return _padded(state)
     kinds: dict[str, tuple[type[Any], str | None, type]] = {
         "bytes": (ByteTokenizer, None, object),
         "characters": (CharacterTokenizer, "alphabet", str),
         "ids": (IdTokenizer, "vocabulary_size", int),
         "file": (FileTokenizer, "definition", str),
+        "sentencepiece": (SentencePieceTokenizer, "model", str),
     }
     kind = state.get("kind")
     if kind not in kinds:
-        raise DataError(f"tokenizer: kind must be one of {', '.join(kinds)}, not {kind!r}")
+        raise DataError(f"tokenizer: kind must be one of {', '.join(kinds)} and padded, not {kind!r}")
     make, name, type_ = kinds[kind]
     fields = {key: value for key, value in state.items() if key != "kind"}
     expected = [name] if name else []
@@ -322,6 +317,31 @@ def from_json(state: Mapping[str, Any]) -> Tokenizer:
         return _ready(make(**fields))
     except ValueError as error:
         raise DataError(f"tokenizer: kind {kind}: {error}") from error
+
+
+def padded_to(state: Mapping[str, Any] | None, vocabulary_size: int) -> dict[str, Any]:
+    """The state of a tokenizer for a model with ``vocabulary_size`` ids; of ids alone where ``state`` is None.
+
+    Raises:
+        DataError: the tokenizer has more ids than the model.
+        EnvironmentProblem: the tokenizer needs a package that is not installed.
+    """
+    if state is None:
+        return IdTokenizer(vocabulary_size).to_json()
+    inner = from_json(state)
+    if inner.vocabulary_size > vocabulary_size:
+        raise DataError(f"tokenizer: it has {inner.vocabulary_size} ids, and the model {vocabulary_size}")
+    same = inner.vocabulary_size == vocabulary_size
+    return inner.to_json() if same else PaddedTokenizer(inner, vocabulary_size).to_json()
+
+
+def _padded(state: Mapping[str, Any]) -> Tokenizer:
+    inner, size = state.get("tokenizer"), state.get("vocabulary_size")
+    if sorted(state) != ["kind", "tokenizer", "vocabulary_size"] or not isinstance(inner, Mapping):
+        raise DataError("tokenizer: kind padded has two fields, tokenizer (an object) and vocabulary_size (int)")
+    if inner.get("kind") == "padded" or type(size) is not int:
+        raise DataError("tokenizer: kind padded holds a tokenizer of another kind, and a whole number of ids")
+    return PaddedTokenizer(from_json(inner), size)
 
 
 @runtime_checkable
@@ -347,9 +367,3 @@ def _ready(tokenizer: Tokenizer) -> Tokenizer:
 
 def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
-
-
-def _check_ids(ids: Sequence[int], size: int) -> None:
-    for place, i in enumerate(ids):
-        if not 0 <= i < size:
-            raise DataError(f"token id {i} at place {place} is outside the vocabulary: 0 to {size - 1}")

@@ -18,9 +18,9 @@ __all__ = ["TokensConfig", "build"]
 
 #: Characters are taken from a training text, and token files have none.
 _written_tokenizer: Final = Rule(
-    "bytes or the path of a .json file",
-    lambda value: value == "bytes" or value.endswith(".json"),
-    {"anyOf": [{"const": "bytes"}, {"pattern": r"\.json$"}]},
+    "bytes or the path of a .json or .model file",
+    lambda value: value == "bytes" or value.endswith((".json", ".model")),
+    {"anyOf": [{"const": "bytes"}, {"pattern": r"\.(json|model)$"}]},
 )
 
 
@@ -40,7 +40,7 @@ class TokensConfig:
     )
     tokenizer: str | None = option(
         None,
-        "tokenizer that the ids belong to: bytes, or the path of a .json file; null: give vocabulary_size",
+        "tokenizer that the ids belong to: bytes, or the path of a .json or .model file; null: give vocabulary_size",
         validator=optional(_written_tokenizer),
     )
     vocabulary_size: int | None = option(

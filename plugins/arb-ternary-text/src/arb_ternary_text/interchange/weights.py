@@ -91,7 +91,7 @@ def exported_weights(model: Decoder) -> Iterator[tuple[str, TernaryWeight | Tens
     """Every tensor that an export of ``model`` needs, by the path of its module, one at a time.
 
     What other programs have no option for is in the weights: ``2**residual_scale`` in ``output`` and ``down``,
-    ``2**logit_scale`` in ``final_norm``, and the eps of a sub-norm where it is not ``norm_eps`` in the scale of the
+    ``2**logit_scale`` in ``final_norm``, and the eps of an inner norm where it is not ``norm_eps`` in the scale of the
     linear before it. Norms without gains are ones. A tied head is left out, as are norms and gates that the model
     lacks.
 
@@ -116,6 +116,8 @@ def _block_weights(
 ) -> Iterator[tuple[str, TernaryWeight | Tensor]]:
     # A norm takes the scale of what it reads away, but for its eps: norm(x, e) = norm(s x, s^2 e).
     before_eps = {
+        "attention.query": _eps_scale(block.attention.query_norm, model),
+        "attention.key": _eps_scale(block.attention.key_norm, model),
         "attention.value": _eps_scale(block.attention.output_norm, model),
         "feed_forward.up": _eps_scale(feed_forward.hidden_norm, model),
     }
@@ -129,8 +131,7 @@ def _block_weights(
                 continue
             if isinstance(module, Biases):
                 for each, bias in module.named_parameters():
-                    factor = before_eps["attention.value"] if each == "value" else 1.0
-                    yield f"{path}.{where}.{each}", _floats(bias) * factor
+                    yield f"{path}.{where}.{each}", _floats(bias) * before_eps[f"attention.{each}"]
                 continue
             factor = block.residual_scale if name in ("output", "down") else before_eps.get(where, 1.0)
             yield f"{path}.{where}", _times(weight_of(module), factor)

@@ -175,7 +175,8 @@ class DecoderConfig:
     norm_eps: float = option(1e-6, "added to the mean square in every norm", validator=positive)
     stored_eps: bool = option(
         False,
-        "each sub-norm keeps a norm_eps of its own, saved with the model; published weights may need it",
+        "each sub-norm, and each norm of queries and keys, has an eps of its own, saved with the model; published "
+        "weights may need it",
         validator=instance_of(bool),
     )
     query_key_value_bias: bool = option(
@@ -270,8 +271,8 @@ class DecoderConfig:
             raise ValueError("'inner_gains' needs 'learned_norms', or norms in 'float_parts'")
         if self.inner_gains and not (self.has_sub_norms or self.has_query_key_norm):
             raise ValueError("'inner_gains' has no effect without 'sub_norms' and 'query_key_norm'")
-        if self.stored_eps and not self.has_sub_norms:
-            raise ValueError("'stored_eps' has no effect without 'sub_norms'")
+        if self.stored_eps and not (self.has_sub_norms or self.has_query_key_norm):
+            raise ValueError("'stored_eps' has no effect without 'sub_norms' and 'query_key_norm'")
         linears_are_float = {"head", "linears"} <= set(self.float_parts) and not self._ternary_gains
         if linears_are_float and "embedding" in self.float_parts:
             if self.gradients == "int8":

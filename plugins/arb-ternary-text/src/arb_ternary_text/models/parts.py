@@ -144,7 +144,7 @@ def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Ident
     """The norm of each head's queries or keys, where the config has such norms."""
     if not config.has_query_key_norm:
         return nn.Identity()
-    return make_norm(config, config.key_features, gain=config.inner_gains)
+    return make_norm(config, config.key_features, gain=config.inner_gains, own_eps=config.stored_eps)
 
 
 def _linear(

@@ -1,0 +1,125 @@
+"""Tokenizers from files: of the ``tokenizers`` library, and of sentencepiece. Each is imported when it is used."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import attrs
+
+from arb_ternary.errors import DataError, EnvironmentProblem
+
+__all__ = ["FileTokenizer", "SentencePieceTokenizer", "check_ids"]
+
+
+@attrs.frozen
+class FileTokenizer:
+    """A tokenizer of the ``tokenizers`` library, from the text of its JSON file.
+
+    Special tokens are neither added when encoding nor left out when decoding, and the file's truncation and padding are
+    switched off: a stream must keep every token of the text. What becomes of text that the file has no token for
+    is the file's own rule.
+
+    Attributes:
+        definition: the whole text of the JSON file.
+    """
+
+    definition: str = attrs.field(repr=lambda text: f"<{len(text)} characters>")
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            library = import_module("tokenizers")
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "the tokenizer file needs the package `tokenizers`, which is not installed",
+                "pip install 'arb-ternary-text[tokenizers]'",
+            ) from error
+        try:
+            tokenizer = library.Tokenizer.from_str(self.definition)
+        except Exception as error:  # the library raises bare Exception for a file that it cannot read
+            raise DataError(f"the tokenizer file cannot be read by the package `tokenizers`: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The largest id plus one: ids need not be contiguous, and an embedding must hold every one."""
+        return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        check_ids(ids, self.vocabulary_size)
+        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "file", "definition": self.definition}
+
+
+@attrs.frozen
+class SentencePieceTokenizer:
+    """A tokenizer of sentencepiece, from the bytes of its ``.model`` file.
+
+    No ids of beginning and end are added. How text is normalised, and what becomes of characters that the model has no
+    piece for, is the file's own rule: with byte fallback every text comes back, but for that normalisation.
+
+    Attributes:
+        model: the whole file in base64.
+    """
+
+    model: str = attrs.field(repr=lambda text: f"<{len(text)} characters>")
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> SentencePieceTokenizer:
+        """The tokenizer of a file with this content."""
+        return cls(b64encode(content).decode("ascii"))
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            library = import_module("sentencepiece")
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "the tokenizer file needs the package `sentencepiece`, which is not installed",
+                "pip install 'arb-ternary-text[sentencepiece]'",
+            ) from error
+        try:
+            content = b64decode(self.model, validate=True)
+        except ValueError as error:
+            raise DataError(f"the sentencepiece model is not base64: {error}") from error
+        if not content:
+            raise DataError("the sentencepiece model is empty")
+        processor = library.SentencePieceProcessor()
+        try:
+            processor.LoadFromSerializedProto(content)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise DataError(f"the tokenizer file cannot be read by the package `sentencepiece`: {error}") from error
+        return processor
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """Number of pieces."""
+        return int(self._library.GetPieceSize())
+
+    def encode(self, text: str) -> list[int]:
+        return [int(i) for i in self._library.EncodeAsIds(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        check_ids(ids, self.vocabulary_size)
+        return str(self._library.DecodeIds([int(i) for i in ids]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "sentencepiece", "model": self.model}
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    """DataError where an id is not one of ``0 .. size - 1``."""
+    for place, i in enumerate(ids):
+        if not 0 <= i < size:
+            raise DataError(f"token id {i} at place {place} is outside the vocabulary: 0 to {size - 1}")
