@@ -31,6 +31,7 @@ from arb_ternary_train.runner import RunRequest, train
 SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "max_length": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "ternary": {**SMALL, "group_size": 32},
+    "biased": {**SMALL, "group_size": 32, "query_key_value_bias": True},
     "float": {**SMALL, "float_parts": ["embedding", "head", "norms", "linears"]},
 }
 SPLIT = {"name": "split", "ternary": "scaled_votes", "float": {"name": "adamw", "lr": 0.01}}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,8 +15,9 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import PRECISIONS
 from arb_ternary_progressive.nvfp4 import pack_nvfp4, unpack_nvfp4
-from arb_ternary_progressive.precision import NVFP4Linear, StoredLinear, dense_weight
+from arb_ternary_progressive.precision import NVFP4Linear, StoredLinear, dense_weight, store_block, widen_block
 from arb_ternary_progressive.stack import Stack
+from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
 from arb_ternary_train.checkpoint_format import tensor_digest
@@ -158,6 +162,17 @@ def test_gains_are_stored_as_the_rest_of_the_stack(precision: str) -> None:
     norm = stack.blocks[0].attention.norm
     x = torch.randn(3, 32)
     torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-6))
+
+
+def test_an_eps_of_its_own_stays_with_a_norm_that_is_stored_in_another_precision() -> None:
+    config = DecoderConfig(width=32, heads=2, max_length=16, float_parts=("linears", "norms"), learned_norms=False)
+    block = Block(attrs.evolve(config, inner_gains=True, stored_eps=True))
+    for store in (lambda: store_block(block, "half", "nvfp4"), lambda: widen_block(block)):
+        norm: Any = block.attention.output_norm
+        norm.eps = 0.25
+        store()
+        assert block.attention.output_norm is not norm
+        assert block.state_dict()["attention.output_norm._extra_state"] == 0.25
 
 
 @pytest.mark.parametrize("precision", ["full", "half", "bfloat16", "nvfp4", "qlora"])

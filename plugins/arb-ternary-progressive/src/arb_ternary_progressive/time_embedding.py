@@ -114,8 +114,16 @@ def _table(rows: int, features: int, config: DecoderConfig | None) -> nn.Module:
         nn.init.normal_(table.weight)
         return table
     # Heads are none of a table's business, and their number need not divide its width.
-    heads = {"heads": 1, "kv_heads": None, "head_dim": 2, "rotary_factors": None}
-    made = evolve(config, architecture=None, width=features, tie_embeddings=False, **heads)
+    made = evolve(
+        config,
+        architecture=None,
+        width=features,
+        heads=1,
+        kv_heads=None,
+        head_dim=2,
+        rotary_factors=None,
+        tie_embeddings=False,
+    )
     return make_embedding(made, rows)
 
 

@@ -34,6 +34,15 @@ def test_swiglu_equals_its_formula(float_config: Configs) -> None:
     np.testing.assert_allclose(layer(x).detach().numpy(), hidden @ down.T, atol=1e-13)
 
 
+def test_reglu2_equals_its_formula(float_config: Configs) -> None:
+    layer = FeedForward(float_config(activation="reglu2", float_parts=("linears",))).double()
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    gate, up, down = (part.weight.detach().numpy() for part in (layer.gate, layer.up, layer.down))
+    inside = normed(x.numpy())
+    hidden = np.maximum(inside @ gate.T, 0) ** 2 * (inside @ up.T)
+    np.testing.assert_allclose(layer(x).detach().numpy(), normed(hidden) @ down.T, atol=1e-13)
+
+
 def test_norms_without_a_gain_hold_nothing(float_config: Configs) -> None:
     layer = FeedForward(float_config(float_parts=("linears",)))
     assert {name for name, _ in layer.named_parameters()} == {"up.weight", "down.weight"}

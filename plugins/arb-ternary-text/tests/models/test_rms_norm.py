@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arb_ternary_text.models.rms_norm import RMSNorm, rms_norm
+from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm, rms_norm
 
 
 def test_it_is_the_formula() -> None:
@@ -61,3 +61,17 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     (grad,) = torch.autograd.grad(rms_norm(x, 1e-6).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+def test_an_eps_of_its_own_is_used_and_saved_and_no_cast_rounds_it(ternary: bool) -> None:
+    def make(eps: float) -> OwnEpsRMSNorm | OwnEpsTernaryRMSNorm:
+        return OwnEpsTernaryRMSNorm(8, eps=eps) if ternary else OwnEpsRMSNorm(8, eps=eps, gain=True)
+
+    norm, other = make(1e-6), make(1e-6)
+    norm.eps = 0.1234567890123
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(norm(x), x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt())
+    other.to(torch.bfloat16).load_state_dict(norm.to(torch.bfloat16).state_dict())
+    assert other.eps == 0.1234567890123
+    assert norm.state_dict()["_extra_state"].dtype == torch.float64

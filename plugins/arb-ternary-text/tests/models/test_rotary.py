@@ -25,6 +25,15 @@ def test_each_plane_turns_like_a_complex_number() -> None:
     )
 
 
+def test_factors_slow_planes_down_and_scaling_divides_positions() -> None:
+    factors = (1.0, 2.0, 8.0)
+    cos, sin = rotary_angles(5, 4, 6, 100.0, scaling=4.0, factors=factors, dtype=torch.float64, device=CPU)
+    position = np.arange(5, 9)[:, None] / 4.0
+    angle = position * 100.0 ** (-2 * np.arange(3)[None, :] / 6) / np.array(factors)
+    np.testing.assert_allclose(cos.numpy(), np.cos(angle), atol=1e-15)
+    np.testing.assert_allclose(sin.numpy(), np.sin(angle), atol=1e-15)
+
+
 @given(first=st.integers(0, 500), second=st.integers(0, 500), shift=st.integers(0, 10**7))
 def test_scores_depend_on_relative_positions_only(first: int, second: int, shift: int) -> None:
     generator = torch.Generator().manual_seed(first)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.embedding import TernaryRMSNorm
 
-__all__ = ["OwnEpsRMSNorm", "OwnEpsTernaryRMSNorm", "RMSNorm", "rms_norm"]
+__all__ = ["OwnEps", "OwnEpsRMSNorm", "OwnEpsTernaryRMSNorm", "RMSNorm", "rms_norm"]
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -70,7 +70,7 @@ class RMSNorm(nn.RMSNorm):
         return y if self.weight is None else y * self.weight.to(y.dtype)
 
 
-class _OwnEps(nn.Module):
+class OwnEps(nn.Module):
     """A norm whose ``eps`` belongs to its weights: a float64 scalar in state dicts, whatever the model is cast to.
 
     Where a scale in front of a norm is left out, its eps takes the scale's place:
@@ -88,9 +88,9 @@ class _OwnEps(nn.Module):
         self.eps = float(state)
 
 
-class OwnEpsRMSNorm(_OwnEps, RMSNorm):
+class OwnEpsRMSNorm(OwnEps, RMSNorm):
     """:class:`RMSNorm` with an eps of its own."""
 
 
-class OwnEpsTernaryRMSNorm(_OwnEps, TernaryRMSNorm):
+class OwnEpsTernaryRMSNorm(OwnEps, TernaryRMSNorm):
     """``TernaryRMSNorm`` with an eps of its own."""

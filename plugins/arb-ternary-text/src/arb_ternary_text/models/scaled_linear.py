@@ -37,6 +37,5 @@ class ScaledTernaryLinear(TernaryLinear):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         scale = self.scale
         super()._apply(fn, recurse)
-        if not scale.is_meta:
-            self.scale = scale.to(self.scale.device)
+        self.scale = scale.to(self.scale.device)
         return self
