@@ -118,8 +118,8 @@ class HfExporter:
 
 
 def _has_ternary_linears(model: Decoder) -> bool:
-    """Whether those of the blocks are; of other distributions' linears the config does not tell."""
-    return all(isinstance(weight_of(block.attention.output), TernaryWeight) for block in model.blocks)
+    """Whether a pass multiplies ternary matrices; some models make them of float weights, and say ``linears`` too."""
+    return isinstance(weight_of(model.get_submodule("blocks.0.attention.output")), TernaryWeight)
 
 
 def _has_output_bias(model: Decoder) -> bool:

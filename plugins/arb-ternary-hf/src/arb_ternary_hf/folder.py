@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,10 +125,8 @@ def fetched(address: str) -> Path:
     try:
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(_PATTERNS)))
     except LocalEntryNotFoundError as error:
-        offline = os.environ.get("HF_HUB_OFFLINE")
-        why = f"HF_HUB_OFFLINE is {offline}" if offline else "the hub cannot be reached"
         raise DataError(
-            f"{address}: is not in the hub's cache, and {why}",
+            f"{address}: is not in the hub's cache, and the hub cannot be reached, or HF_HUB_OFFLINE forbids it",
             "Connect, or download the folder elsewhere and give its path.",
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:

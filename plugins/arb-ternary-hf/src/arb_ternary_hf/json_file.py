@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +98,7 @@ class Values:
     def number(self, key: str, low: float, high: float, default: Any = _MISSING) -> float:
         """A number from ``low`` to ``high``."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not (math.isfinite(value) and low <= value <= high):
+        if type(value) not in (int, float) or not low <= value <= high:
             raise self.wrong(key, f"a number from {low:g} to {high:g}")
         return float(value)
 

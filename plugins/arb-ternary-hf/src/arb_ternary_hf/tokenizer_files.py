@@ -64,6 +64,8 @@ def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int)
     Raises:
         ConfigError: transformers has no such tokenizer.
     """
+    if tokenizer.get("kind") == "padded":
+        tokenizer = tokenizer["tokenizer"]  # more rows in the embedding are none of the tokenizer's business
     kind = tokenizer.get("kind")
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
