@@ -381,7 +381,7 @@ def test_the_default_directory_is_unique_and_resume_takes_the_newest(
 def test_versions_of_a_run_list_only_what_takes_part(tiny: Any) -> None:
     versions = build.versions_of(tiny.config(), "torch")
     ours = {"arb-ternary-core", "arb-ternary-train", "arb-ternary-text", "arb-ternary-votes"}
-    assert set(versions) == {"python", "torch", "numpy", "safetensors"} | ours
+    assert set(versions) == {"python", "torch", "numpy"} | ours
 
 
 def test_resume_and_init_from_exclude_each_other(tiny: Any) -> None:

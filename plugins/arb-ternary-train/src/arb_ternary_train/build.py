@@ -44,7 +44,7 @@ __all__ = [
 
 @frozen(eq=False)
 class RunParts:
-    """What every run is made of, whatever it does."""
+    """What every run is made of, whatever it does; ``vocabulary_size``: ids that the model was built for."""
 
     device: torch.device
     backend: Selection
@@ -52,14 +52,16 @@ class RunParts:
     masking: MaskingStrategy
     observers: RunObservers
     model: nn.Module
+    vocabulary_size: int
 
 
-def build_parts(config: RunConfig, *, backend: str | None = None) -> RunParts:
+def build_parts(config: RunConfig, *, backend: str | None = None, vocabulary_size: int = 0) -> RunParts:
     """Build the parts that ``config`` names. The global generators are seeded, so that the same config builds the same.
 
     Args:
         config: the resolved config.
         backend: what the command line asks for; None = what the environment or the config says.
+        vocabulary_size: fewest ids of the model, of which the data may use a part only.
 
     Raises:
         ArbError: a component cannot be built, does not keep its protocol, or cannot work here.
@@ -72,8 +74,9 @@ def build_parts(config: RunConfig, *, backend: str | None = None) -> RunParts:
     )
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     masking: MaskingStrategy = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
-    model = build_model(config, data.vocabulary_size, selection.name, device)
-    return RunParts(device, selection, data, masking, observers, model)
+    size = max(data.vocabulary_size, vocabulary_size)
+    model = build_model(config, size, selection.name, device)
+    return RunParts(device, selection, data, masking, observers, model, size)
 
 
 def configured_backend(config: RunConfig) -> str | None:
@@ -173,7 +176,7 @@ def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
     """
     registry = manager().registry
     names = {(choice.kind, choice.name) for choice in choices_in(config)} | {("backend", backend)}
-    used = {"arb-ternary-core", "torch", "numpy", "safetensors"}
+    used = {"arb-ternary-core", "torch", "numpy"}
     for kind, name in names:
         registered = registry.find(kind, name)
         if registered is not None and registered.distribution is not None:

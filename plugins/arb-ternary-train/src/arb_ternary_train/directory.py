@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -149,8 +149,16 @@ class RunDirectory:
         """
         return {name: _read_json(self.attachment_file(name)) for name in self.record()["attachments"]}
 
-    def create(self, config_text: str, record: Mapping[str, Any], attachments: Mapping[str, Any]) -> None:
+    def create(
+        self,
+        config_text: str,
+        record: Mapping[str, Any],
+        attachments: Mapping[str, Any],
+        finish: Callable[[RunDirectory], None] = lambda _: None,
+    ) -> None:
         """Make the directory, with ``attachments`` of the data source.
+
+        ``finish`` is called with what has been made, before it has its name; what it raises leaves nothing behind.
 
         Raises:
             UsageProblem: another run is there, or files that are not a run's.
@@ -173,10 +181,13 @@ class RunDirectory:
                 write_json(made.attachment_file(name), content)
             facts = {"format": FORMAT, "version": VERSION, **record, "attachments": sorted(attachments)}
             write_json(made.record_file, facts)
+            finish(made)
             staging.replace(self.path)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(staging, ignore_errors=True)
-            raise ArbError(f"{self.path}: the run directory cannot be made: {error}") from error
+            if isinstance(error, OSError):
+                raise ArbError(f"{self.path}: the run directory cannot be made: {error}") from error
+            raise
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` says.

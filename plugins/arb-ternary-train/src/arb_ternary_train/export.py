@@ -1,4 +1,4 @@
-"""Export: a trained run through an exporter, and the exporter ``safetensors``, which core registers."""
+"""Export: a trained run through an exporter, and the exporter ``safetensors``, which training registers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
 from torch import nn
 
-from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import to_plain
-from arb_ternary.config.options import option
-from arb_ternary.config.structure import structure
-from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
-from arb_ternary.plugins.manager import manager
-from arb_ternary_train.build import require_protocol
 from arb_ternary_train.checkpoint_format import write_tensors
-from arb_ternary_train.config_file import apply_overrides
 from arb_ternary_train.model_state import ModelState
-from arb_ternary_train.protocols import Exporter
+from arb_ternary_train.named_component import named_exporter
 from arb_ternary_train.restore import load_run
-from arb_ternary_train.specs import ExporterSpec
 
 __all__ = ["SafetensorsExporter", "build_safetensors", "export_run"]
-
-
-@frozen(kw_only=True)
-class _Export:
-    exporter: Choice[ExporterSpec] = option(help="how the model is written")
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
@@ -50,12 +36,7 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
         UsageProblem: there is no such exporter or run.
         ConfigError: an option is wrong.
     """
-    registry = manager().registry
-    registry.get("exporter", name)
-    document = Document({"exporter": {"name": name}}, source="--format")
-    document = apply_overrides(document, [f"exporter.{text}" for text in options])
-    choice = structure(_Export, document, registry).exporter
-    exporter: Exporter = require_protocol(choice.build(), Exporter, choice)
+    exporter = named_exporter(name, options)
     trained = load_run(run)
     metadata = {
         "name": trained.config.name,

@@ -14,7 +14,7 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
-    return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation and export"}
+    return {"summary": "runs: the standard phase, AdamW, checkpoints, evaluation, export and import"}
 
 
 @hookimpl
@@ -80,6 +80,17 @@ def arb_register_exporters() -> Sequence[ExporterSpec]:
 
 
 @hookimpl
+def arb_register_importers() -> Sequence[ImporterSpec]:
+    return (
+        ImporterSpec(
+            name="safetensors",
+            target="arb_ternary_train.safetensors_importer:build_safetensors_importer",
+            summary="a file of the exporter of this name, with accumulators: the same bits",
+        ),
+    )
+
+
+@hookimpl
 def arb_register_checks() -> Sequence[CheckSpec]:
     return (
         CheckSpec(
@@ -116,6 +127,16 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(
             name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."
+        ),
+        CommandSpec(
+            name="import",
+            target="arb_ternary_train.cli.import_model:import_command",
+            summary="Make a run of a model that another program has written.",
+        ),
+        CommandSpec(
+            name="inspect",
+            target="arb_ternary_train.cli.inspect:inspect",
+            summary="Say what is in a model file or a run.",
         ),
         CommandSpec(
             name="config.new",

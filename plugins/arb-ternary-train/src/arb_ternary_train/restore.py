@@ -87,10 +87,16 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
     """
     data: DataSource = require_protocol(run.config.data.build(), DataSource, run.config.data)
     masking: MaskingStrategy = require_protocol(run.config.masking.build(), MaskingStrategy, run.config.masking)
-    if (found := data.fingerprint()) != (recorded := run.record["data"]["fingerprint"]):
+    recorded = run.record["data"]["fingerprint"]
+    if recorded is not None and (found := data.fingerprint()) != recorded:
         raise DataError(
             f"data {data.name!r}: its fingerprint is {found[:12]}..., that of the run's data is {recorded[:12]}...",
             "The text or its tokenizer has changed since the run began; a loss on it would mean something else.",
+        )
+    if recorded is None and data.vocabulary_size > (known := int(run.record["vocabulary_size"])):
+        raise DataError(
+            f"data {data.name!r}: it has {data.vocabulary_size:,} ids, and the model {known:,}",
+            f"{run.directory.config_file}: give the data the model's tokenizer.",
         )
     batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(run.model)
     with recorded_threads(run.record):

@@ -23,7 +23,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.identity import differences, run_identity
-from arb_ternary_train.init_from import load_weights
+from arb_ternary_train.init_from import load_weights, run_of
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.progress import LogFile, Reporter, make_reporter
@@ -84,7 +84,8 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
     if request.resume is not None and request.init_from is not None:
         raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
     files, named = _locate(config, request)
-    parts = build_parts(config, backend=request.backend)
+    vocabulary_size = _vocabulary_of(files.path if files.exists() else request.init_from)
+    parts = build_parts(config, backend=request.backend, vocabulary_size=vocabulary_size)
     identity = run_identity(config, parts.data)
     if not files.exists():
         _create(files, config, parts, request)
@@ -129,12 +130,21 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "device": str(parts.device),
         "backend": {"name": parts.backend.name, "source": parts.backend.source},
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
-        "vocabulary_size": data.vocabulary_size,
+        "vocabulary_size": parts.vocabulary_size,
         "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),
     }
     files.create(dump_yaml(to_plain(config)), record, data.attachments() if isinstance(data, Attachments) else {})
+
+
+def _vocabulary_of(path: Path | None) -> int:
+    """Ids that the model of a run or checkpoint was built for; 0 where there is none, which others report.
+
+    A published model may have more than its tokenizer, from which the data know theirs.
+    """
+    directory = None if path is None else run_of(path)
+    return 0 if directory is None else int(directory.record()["vocabulary_size"])
 
 
 @contextmanager
@@ -161,7 +171,8 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
         # Whatever a killed attempt left here before its first checkpoint does not count.
         init_from = request.init_from or context.files.record().get("init_from")
         if init_from is not None:
-            context.note(f"weights from {load_weights(context.model, Path(init_from), seed=context.seed)}")
+            loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=context.config.model)
+            context.note(f"weights from {loaded}")
     else:
         restore_run(context, checkpoint)
     context.observers.call(hookspecs.arb_run_start, context)

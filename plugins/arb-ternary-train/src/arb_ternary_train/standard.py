@@ -48,7 +48,7 @@ class StandardPhase:
         """Train to the last step, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
         config, reporter = self.config, context.logbook.reporter
         if self._restored is None and config.init_from is not None:
-            load_weights(context.model, Path(config.init_from), seed=context.seed)
+            load_weights(context.model, Path(config.init_from), seed=context.seed, options=context.config.model)
         loop = self._loop = TrainingLoop(context, config, key=f"phase {context.phase_index}")
         try:
             if self._restored is not None:
