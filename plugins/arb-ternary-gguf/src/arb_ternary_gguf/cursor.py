@@ -102,6 +102,27 @@ class Cursor:
         except UnicodeDecodeError as error:
             raise self._not_utf8(start, what) from error
 
+    def check_strings(self, count: int, what: str) -> None:
+        """Step over ``count`` strings, once they are known to be UTF-8.
+
+        Vocabularies have hundreds of thousands, so that there are no calls in this loop until something is wrong.
+        """
+        data, size, position = self.data, len(self.data), self.position
+        length_at = struct.Struct("<Q").unpack_from
+        for i in range(count):
+            start = position + 8
+            length = length_at(data, position)[0] if start <= size else size
+            position = start + length
+            if length <= _PIECE and position <= size:
+                try:
+                    data[start:position].decode("utf-8")
+                    continue
+                except UnicodeDecodeError:
+                    pass
+            self.position = start - 8
+            self.check_string(f"item {i} of {what}")
+        self.position = position
+
     def _decode(self, start: int, length: int, what: str) -> str:
         try:
             return self.data[start : start + length].decode("utf-8")

@@ -165,12 +165,12 @@ class _Walk:
         self._spend(cursor, array.length, what)
         if depth == MAX_DEPTH and array.kind is Kind.ARRAY:
             raise cursor.fail(f"{what} has arrays in arrays deeper than {MAX_DEPTH}")
+        if array.kind is Kind.STRING:
+            cursor.check_strings(array.length, what)
+            return
         for i in range(array.length):
-            if array.kind is Kind.STRING:
-                cursor.check_string(f"item {i} of {what}")
-            else:
-                inner = f"item {i} of {what}"
-                self.over(cursor, _array(cursor, inner), inner, depth + 1)
+            inner = f"item {i} of {what}"
+            self.over(cursor, _array(cursor, inner), inner, depth + 1)
 
     def _spend(self, cursor: Cursor, count: int, what: str) -> None:
         if not self._budget:

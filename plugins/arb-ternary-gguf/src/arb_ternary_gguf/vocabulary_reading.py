@@ -16,8 +16,8 @@ __all__ = ["read_vocabulary"]
 
 _Found = tuple[Mapping[str, Any] | None, tuple[str, ...]]
 
-#: Ids of the largest tokenizers, four times over.
-_MAX_TOKENS: Final = 1 << 20
+#: Most merges of a tokenizer for each of its ids; Llama 3's has 2.2.
+_MERGES_PER_TOKEN: Final = 4
 
 
 def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
@@ -29,15 +29,15 @@ def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
     """
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokens", vocabulary_size)
-    if tokens is None:
+    if not tokens:
         return None, (f"the tokenizer (tokenizer.ggml.model: {model!r}) has no list of tokens that fits the model",)
     if model == "gpt2":
-        return _byte_level(metadata, tokens)
+        return _byte_level(metadata, tokens, vocabulary_size)
     return None, (f"the tokenizer is of the kind {model!r}, which is not rebuilt; read are those of the kind 'gpt2'",)
 
 
-def _byte_level(metadata: Metadata, tokens: list[str]) -> _Found:
-    merges = _strings(metadata, "merges", None)
+def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> _Found:
+    merges = _strings(metadata, "merges", _MERGES_PER_TOKEN * vocabulary_size)
     if merges is None:
         return None, ("the tokenizer has no list of merges",)
     if not merges and tokens[:256] == list(BYTE_CHARACTERS) and _only_unused(metadata, len(tokens)):
@@ -92,11 +92,9 @@ def _byte_level(metadata: Metadata, tokens: list[str]) -> _Found:
     return {"kind": "file", "definition": json.dumps(definition, ensure_ascii=False)}, ()
 
 
-def _strings(metadata: Metadata, name: str, most: int | None) -> list[str] | None:
+def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING or len(value) > 4 * _MAX_TOKENS:
-        return None
-    if most is not None and not 0 < len(value) <= min(most, _MAX_TOKENS):
+    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING or len(value) > most:
         return None
     return list(value)
 
