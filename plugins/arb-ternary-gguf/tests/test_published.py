@@ -115,6 +115,7 @@ def test_options_come_back(decoder: Make, export: Export, architecture: str, opt
         "norm_eps": pytest.approx(config.norm_eps),
         "rotary_base": config.rotary_base,
         "tie_embeddings": config.tied,
+        "group_size": 128,
     }
     if architecture == "llama":
         wanted |= {"rotary_scaling": 4.0, "rotary_factors": [1.0, 2.0] * 16}
@@ -164,18 +165,6 @@ def test_scales_are_merged_as_far_as_they_are_equal(tmp_path: Path) -> None:
         found = read(matrix(tmp_path, data, Q2_0, (2, 512)))
         assert isinstance(found, ScaledTrits)
         assert (tuple(found.scale.shape), found.group_size) == (shape, group)
-
-
-def test_negative_scales_turn_trits_and_scales_of_zero_clear_them(tmp_path: Path) -> None:
-    data = encode_trits(np.ones((2, 512), np.int8), np.zeros((2, 2), np.int8), TQ2_0).reshape(2, 2, -1)
-    data[0, 0, -2:] = np.float16(-0.5).reshape(1).view(np.uint8)
-    data[0, 1, -2:] = 0
-    data[1, :, -2:] = 0
-    found = read(matrix(tmp_path, data, TQ2_0, (2, 512)))
-    assert isinstance(found, ScaledTrits)
-    assert found.scale.tolist() == [0.5]
-    assert found.trits[0, ::256].tolist() == [-1, 0]
-    assert found.trits[1].abs().sum() == 0
 
 
 def test_two_bits_that_are_no_trits_are_floats(tmp_path: Path) -> None:
@@ -243,6 +232,16 @@ def test_keys_that_do_not_fit_are_an_error(decoder: Make, export: Export, name: 
         GgufModel(GgufFile(path))
     assert caught.value.what.startswith(f"{path}: ")
     assert message in caught.value.what
+
+
+def test_scales_that_are_finer_than_the_group_size_says_are_an_error(decoder: Make, export: Export) -> None:
+    model = decoder("llama", group_size=64)
+    model.blocks[0].attention.query.exponent[0, 0] += 1
+    path = rewritten(export(model), {"arb_ternary.group_size": Scalar(Kind.STRING, "128")})
+    published = GgufModel(GgufFile(path))
+    with pytest.raises(DataError, match=r"'blk.0.attn_q.weight' has more scales than its groups \(128\)"):
+        published.read("blocks.0.attention.query")
+    assert isinstance(published.read("blocks.0.attention.key"), ScaledTrits)
 
 
 def test_what_has_no_place_is_told(decoder: Make, export: Export) -> None:

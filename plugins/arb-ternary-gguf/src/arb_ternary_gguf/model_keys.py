@@ -9,7 +9,10 @@ from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, TQ1_0, TQ2
 from arb_ternary_gguf.values import Kind, Scalar, Value
 from arb_ternary_text.models.config import DecoderConfig
 
-__all__ = ["check_options", "file_type", "model_keys"]
+__all__ = ["GROUP_SIZE", "check_options", "file_type", "model_keys"]
+
+#: Our own key: the option ``group_size`` of the decoder, as text, so that an import has the same.
+GROUP_SIZE: Final = "arb_ternary.group_size"
 
 #: llama.cpp's numbers of files by the type of most of their weights (``llama_ftype``).
 _FILE_TYPES: Final = {F32: 0, F16: 1, Q4_0: 2, BF16: 32, TQ1_0: 36, TQ2_0: 37, Q2_0: 41}
@@ -44,6 +47,8 @@ def model_keys(config: DecoderConfig, architecture: str, vocabulary_size: int, n
         **{f"{architecture}.{key}": Scalar(Kind.UINT32, value) for key, value in whole.items()},
         **{f"{architecture}.{key}": Scalar(Kind.FLOAT32, value) for key, value in real.items()},
     }
+    if config.ternary_linears:
+        keys[GROUP_SIZE] = Scalar(Kind.STRING, str(config.group_size))
     if config.rotary_scaling != 1:
         keys[f"{architecture}.rope.scaling.type"] = Scalar(Kind.STRING, "linear")
         keys[f"{architecture}.rope.scaling.factor"] = Scalar(Kind.FLOAT32, config.rotary_scaling)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from arb_ternary.errors import DataError
 from arb_ternary_gguf.metadata import ArrayInFile
+from arb_ternary_gguf.model_keys import GROUP_SIZE
 from arb_ternary_gguf.names import ROPE_FACTORS, neutral_name, scale_name
 from arb_ternary_gguf.reader import GgufFile, TensorInfo
 from arb_ternary_gguf.rotary_rows import INTERLEAVED, from_interleaved
-from arb_ternary_gguf.trits import read_tensor
+from arb_ternary_gguf.trits import GroupSize, is_ternary, read_tensor
 from arb_ternary_gguf.vocabulary_reading import read_vocabulary
 from arb_ternary_text.interchange.published import ScaledTrits
 
@@ -36,6 +37,12 @@ _WITHOUT_PLACE: Final[dict[str, object]] = {
 }
 
 _NO_SCALING: Final = {"none", "linear"}
+
+_GROUP_SIZES: Final[dict[str, GroupSize]] = {
+    **{str(size): size for size in (32, 64, 128, 256)},
+    "row": "row",
+    "tensor": "tensor",
+}
 
 
 class GgufModel:
@@ -93,7 +100,8 @@ class GgufModel:
             DataError: its type is not read, or a number in it is infinite or none.
         """
         info = self._infos[name]
-        found = _times(read_tensor(self._file, info), self._scale(info))
+        group_size = None if name == "embedding" else self.options.get("group_size")
+        found = _times(read_tensor(self._file, info, group_size), self._scale(info))
         last = name.rsplit(".", 1)[-1]
         if self.architecture not in INTERLEAVED or last not in ("query", "key"):
             return found
@@ -144,11 +152,19 @@ class GgufModel:
             "rotary_base": self._positive("rope.freq_base", 10000.0),
             "tie_embeddings": "head" not in self._infos,
         }
+        if (group_size := self._group_size()) is not None:
+            options["group_size"] = group_size
         if self._scaling == "linear":
             options["rotary_scaling"] = self._positive("rope.scaling.factor")
         if ROPE_FACTORS in self._file.tensors:
             options["rotary_factors"] = self._rotary_factors(head_dim // 2)
         return options
+
+    def _group_size(self) -> GroupSize | None:
+        """The option of the decoder that was exported; None where the file does not say, or has no ternary linear."""
+        if not any(is_ternary(info) for path, info in self._infos.items() if path != "embedding"):
+            return None
+        return _GROUP_SIZES.get(self._metadata.one(GROUP_SIZE, str, ""))
 
     def _activation(self) -> str:
         written = self._key("hidden_activation", str, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +16,10 @@ from arb_ternary_gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0
 from arb_ternary_gguf.trit_blocks import decode_codes
 from arb_ternary_text.interchange.published import ScaledTrits
 
-__all__ = ["is_ternary", "read_tensor"]
+__all__ = ["GroupSize", "is_ternary", "read_tensor"]
+
+#: The option ``group_size`` of the decoder.
+GroupSize = int | Literal["row", "tensor"]
 
 _TERNARY = (TQ1_0, TQ2_0, Q2_0, FORK_Q2_0, Q4_0)
 
@@ -27,62 +32,64 @@ def is_ternary(info: TensorInfo) -> bool:
     return info.type in _TERNARY and len(info.shape) == 2
 
 
-def read_tensor(file: GgufFile, info: TensorInfo) -> Tensor | ScaledTrits:
+def read_tensor(file: GgufFile, info: TensorInfo, group_size: GroupSize | None = None) -> Tensor | ScaledTrits:
     """A matrix whose blocks hold nothing but -1, 0 and 1 as trits, all else as float32.
 
     Scales are one for the matrix or one a row where they are equal there.
 
+    Args:
+        file: the file.
+        info: one of its tensors.
+        group_size: the columns of other groups of trits; None = the most, up to 256, that have equal scales.
+
     Raises:
-        DataError: the type is not read here, or a number is infinite or none.
+        DataError: the type is not read here, a number is infinite or none, or there are more scales than groups.
     """
     if info.type not in READABLE:
         names = ", ".join(dict.fromkeys(kind.name for kind in READABLE))
         raise DataError(
             f"{file.path}: tensor {info.name!r} is of type {info.type.name}", f"Types that are read: {names}."
         )
-    found = _read_trits(file, info) if is_ternary(info) else None
+    found = _read_trits(file, info, group_size) if is_ternary(info) else None
     return _read_floats(file, info) if found is None else found
 
 
-def _read_trits(file: GgufFile, info: TensorInfo) -> ScaledTrits | None:
+def _read_trits(file: GgufFile, info: TensorInfo, group_size: GroupSize | None) -> ScaledTrits | None:
     trits = np.empty(info.shape, np.int8)
-    scales = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
+    stored = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
     for first, last in _chunks(info):
         values, scale = decode_codes(file.bytes_of(info, first, last), info.type)
         if values.size and (values.min() < -1 or values.max() > 1):
             return None
-        trits[first:last], scales[first:last] = values, scale
-    _check_finite(file, info, scales)
-    _settle(trits, scales, info.type.block)
-    return _coarse(torch.from_numpy(trits), torch.from_numpy(scales), info.type.block)
+        trits[first:last], stored[first:last] = values, scale
+    _check_finite(file, info, stored)
+    scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
+    if group_size is not None and not _is_held(scales, held, group_size):
+        raise DataError(f"{file.path}: tensor {info.name!r} has more scales than its groups ({group_size})")
+    return ScaledTrits(torch.from_numpy(trits), scales, held)
 
 
-def _settle(trits: NDArray[np.int8], scales: NDArray[np.float32], block: int) -> None:
-    """Make every scale positive, in place: a negative one turns its trits, and of 0 the trits become 0.
-
-    The scale of such a block is then the largest of its row, so that equal scales stay equal.
-    """
-    blocks = trits.reshape(*scales.shape, block)
-    if (scales < 0).any():
-        blocks *= np.where(scales < 0, -1, 1).astype(np.int8)[..., None]
-        np.abs(scales, out=scales)
-    zero = scales == 0
-    if zero.any():
-        blocks[zero] = 0
-        given = scales[~zero]
-        rows = np.where(zero.all(axis=1), given[0] if given.size else np.float32(1), scales.max(axis=1))
-        scales[zero] = np.broadcast_to(rows[:, None], scales.shape)[zero]
-
-
-def _coarse(trits: Tensor, scales: Tensor, block: int) -> ScaledTrits:
-    columns = trits.shape[1]
+def _merged(scales: Tensor, block: int, columns: int, group_size: GroupSize | None) -> tuple[Tensor, int]:
+    """As few scales as there are different ones, and the columns that share one."""
     if bool((scales == scales[0, 0]).all()):
-        return ScaledTrits(trits, scales[0, :1].clone(), columns)
+        return scales[0, :1].clone(), columns
     if bool((scales == scales[:, :1]).all()):
-        return ScaledTrits(trits, scales[:, :1].clone(), columns)
-    while block < 256 and scales.shape[1] % 2 == 0 and bool((scales[:, ::2] == scales[:, 1::2]).all()):
-        scales, block = scales[:, ::2], 2 * block
-    return ScaledTrits(trits, scales.contiguous(), block)
+        return scales[:, :1].clone(), columns
+    for group in (256, 128, 64) if group_size is None else (group_size,):
+        if isinstance(group, int) and group % block == 0:
+            first = torch.arange(0, columns, block) // group * (group // block)
+            if bool((scales == scales[:, first]).all()):
+                return scales[:, :: group // block].contiguous(), group
+    return scales, block
+
+
+def _is_held(scale: Tensor, held: int, group_size: GroupSize) -> bool:
+    """Whether there is no more than one scale a group; finer blocks than groups were merged before."""
+    if scale.numel() == 1:
+        return True
+    if group_size == "tensor":
+        return False
+    return scale.shape[1] == 1 or (group_size != "row" and held % group_size == 0)
 
 
 def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:

@@ -97,6 +97,8 @@ def vocabulary_keys(tokenizer: Mapping[str, Any] | None, vocabulary_size: int) -
     Raises:
         DataError: there is none, or llama.cpp has none that gives the same ids.
     """
+    while tokenizer is not None and tokenizer.get("kind") == "padded":
+        tokenizer = tokenizer["tokenizer"]
     kind = None if tokenizer is None else tokenizer.get("kind")
     if tokenizer is None or kind not in _FORMS:
         raise DataError(*_REASONS.get(kind, (f"tokenizer: a GGUF file cannot hold the kind {kind!r}", "")))

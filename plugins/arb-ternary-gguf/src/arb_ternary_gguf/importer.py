@@ -1,0 +1,98 @@
+"""The importer ``gguf``, and what ``arb inspect`` says of a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from arb_ternary.errors import DataError
+from arb_ternary_gguf.config import GgufImportConfig
+from arb_ternary_gguf.metadata import ArrayInFile
+from arb_ternary_gguf.published import GgufModel
+from arb_ternary_gguf.reader import GgufFile, is_gguf
+from arb_ternary_gguf.trits import is_ternary
+from arb_ternary_text.interchange.importing import imported
+from arb_ternary_train.protocols import ImportedModel
+
+__all__ = ["GgufImporter", "build"]
+
+#: Characters and items of a long value that are shown.
+_SHOWN_TEXT: Final = 200
+_SHOWN_ITEMS: Final = 8
+
+
+class GgufImporter:
+    """Reads the decoders of a GGUF file.
+
+    Args:
+        config: the options.
+    """
+
+    def __init__(self, config: GgufImportConfig) -> None:
+        self._config = config
+
+    def recognises(self, source: Path) -> bool:
+        """Whether it is a file that begins with ``GGUF``."""
+        return is_gguf(source)
+
+    def inspect(self, source: Path) -> Mapping[str, Any]:
+        """See :class:`arb_ternary_train.protocols.Importer`; a model that is not imported is listed too."""
+        file = GgufFile(source)
+        infos = file.tensors.values()
+        parameters = sum(math.prod(info.shape) for info in infos)
+        embedding = file.tensors.get("token_embd.weight")
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        return {
+            "format": "gguf",
+            "architecture": file.metadata.get("general.architecture"),
+            "vocabulary_size": None if embedding is None else embedding.shape[0],
+            "parameters": parameters,
+            "bits_per_weight": 8 * sum(info.size for info in infos) / parameters if parameters else None,
+            "tokenizer": {
+                "model": file.metadata.get("tokenizer.ggml.model"),
+                "pre": file.metadata.get("tokenizer.ggml.pre"),
+                "tokens": len(tokens) if isinstance(tokens, ArrayInFile) else None,
+            },
+            "scales": _scales(file),
+            "tensors": [
+                {"name": info.name, "shape": list(info.shape), "type": info.type.name, "bytes": info.size}
+                for info in infos
+            ],
+            "unmapped": _unmapped(file),
+            "metadata": {key: _shown(file.metadata[key]) for key in file.metadata},
+        }
+
+    def load(self, source: Path) -> ImportedModel:
+        """See :class:`arb_ternary_train.protocols.Importer`."""
+        model = GgufModel(GgufFile(source))
+        return imported(model, scales=self._config.scales, float_sources=self._config.float_sources)
+
+
+def build(config: GgufImportConfig) -> GgufImporter:
+    """Factory of the importer ``gguf``."""
+    return GgufImporter(config)
+
+
+def _scales(file: GgufFile) -> list[str]:
+    blocks = {info.type.name: info.type.block for info in file.tensors.values() if is_ternary(info)}
+    factors = sum(name.endswith(".scale") for name in file.tensors)
+    said = [f"{name}: float16, one for {block} weights of a row" for name, block in sorted(blocks.items())]
+    return [*said, f"{factors} float factors of whole matrices"] if factors else said
+
+
+def _unmapped(file: GgufFile) -> list[str]:
+    try:
+        return list(GgufModel(file).unmapped)
+    except DataError as error:
+        return [str(error)]
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, ArrayInFile):
+        first = [_shown(item) for item, _ in zip(value, range(_SHOWN_ITEMS), strict=False)]
+        return {"items": value.kind.name.lower(), "length": len(value), "first": first}
+    if isinstance(value, str) and len(value) > _SHOWN_TEXT:
+        return f"{value[:_SHOWN_TEXT]}... ({len(value)} characters)"
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
