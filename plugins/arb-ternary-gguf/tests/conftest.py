@@ -49,7 +49,8 @@ def export(tmp_path: Path) -> Callable[..., Path]:
 class LlamaCpp:
     """One file in llama.cpp, keys and values in float32 (float16 is its default)."""
 
-    def __init__(self, path: Path, *, exact_cache: bool = True, context: int = 256) -> None:
+    def __init__(self, path: Path, *, exact_cache: bool = True, context: int = 256, space: int = 32) -> None:
+        self.space = space  # the id of a character of its own
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
         parameters.n_ctx, parameters.n_batch, parameters.n_parallel = context, context, 1
@@ -64,7 +65,13 @@ class LlamaCpp:
     def log_probabilities(self, prompt: str | Sequence[int], count: int = 256) -> torch.Tensor:
         """Those of all ``count`` tokens after ``prompt``, float64."""
         # The chosen token has to be a character of its own; what is measured is before the choice.
-        request = {"prompt": prompt, "max_tokens": 1, "logprobs": count, "temperature": 0, "logit_bias": [[32, 100.0]]}
+        request = {
+            "prompt": prompt,
+            "max_tokens": 1,
+            "logprobs": count,
+            "temperature": 0,
+            "logit_bias": [[self.space, 100.0]],
+        }
         answer = self.server.handle_completions(request)
         assert "error" not in answer, answer
         top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
@@ -76,10 +83,19 @@ class LlamaCpp:
         request = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return str(self.server.handle_completions(request)["choices"][0]["text"])
 
-    def count(self, prompt: str) -> int:
-        """Tokens of a text."""
-        answer = self.server.handle_completions({"prompt": prompt, "max_tokens": 1})
-        return int(answer["usage"]["prompt_tokens"])
+    def reads_as(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether ``text`` is as many tokens as ``ids``, and followed by the same as these.
+
+        The server tells tokens only over a connection, which tests do not make.
+        """
+        request = {"max_tokens": 1, "logprobs": 50, "temperature": 0, "logit_bias": [[self.space, 100.0]]}
+        both = [self.server.handle_completions({"prompt": prompt, **request}) for prompt in (text, list(ids))]
+        counts = [answer["usage"]["prompt_tokens"] for answer in both]
+        top = [answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] for answer in both]
+        first, second = ({entry["id"]: entry["logprob"] for entry in found} for found in top)
+        common = first.keys() & second.keys()
+        near = all(abs(first[i] - second[i]) < 1e-3 for i in common)
+        return counts == [len(ids), len(ids)] and len(common) > 45 and near
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any, Final
 from arb_ternary_gguf.byte_characters import BYTE_CHARACTERS
 from arb_ternary_gguf.metadata import ArrayInFile, Metadata
 from arb_ternary_gguf.pre_tokenizers import CUTS
+from arb_ternary_gguf.tokens import TokenKind
 from arb_ternary_gguf.values import Kind
-from arb_ternary_gguf.vocabulary import TokenKind
 
 __all__ = ["read_vocabulary"]
 
