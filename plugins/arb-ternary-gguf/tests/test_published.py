@@ -274,3 +274,10 @@ def test_a_scale_that_is_not_positive_is_an_error(decoder: Make, export: Export)
     model.blocks[0].attention.query.scale.fill_(-0.5)
     with pytest.raises(DataError, match=r"'blk.0.attn_q.scale' has to be one positive number"):
         GgufModel(GgufFile(export(model))).read("blocks.0.attention.query")
+
+
+def test_a_bitnet_with_a_squared_relu_says_so_in_its_keys(decoder: Make, export: Export) -> None:
+    path = export(decoder("bitnet"))
+    assert GgufModel(GgufFile(path)).options["activation"] == "swiglu"
+    path = rewritten(path, {"bitnet.hidden_activation": Scalar(Kind.STRING, "relu2")})
+    assert GgufModel(GgufFile(path)).options["activation"] == "reglu2"
