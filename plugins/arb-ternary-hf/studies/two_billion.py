@@ -121,25 +121,16 @@ def main() -> None:
     here, layers = str(Path(__file__)), str(chosen.layers)
     arb = (str(Path(sys.executable).with_name("arb")),)
     measured("made by transformers", sys.executable, here, source, "--only-make", "--layers", layers)
+    hf, gguf = str(root / "hf"), str(root / "model.gguf")
     train = ("train", f"{first}/config.yaml", "--init-from", first, "--run-dir", tuned, "--steps", "3")
-    sizes = ("--batch-size", "1", "-o", "phases.0.eval_every=0", "-o", f"phases.0.block_size={TOKENS}", "-o", "phases.0.warmup_steps=0")
+    changes = ("batch_size=1", f"block_size={TOKENS}", "warmup_steps=0", "eval_every=0")
+    overrides = [word for change in changes for word in ("-o", f"phases.0.{change}")]
+    packed = ("--format", "hf", "--layout", "packed", "-o", "dtype=bfloat16")
     peaks = {
         "import": measured("import", *arb, "import", source, first, "-o", "float_sources=ternary"),
-        "three steps": measured("three steps", *arb, *train, *sizes),
-        "export hf": measured(
-            "export hf",
-            *arb,
-            "export",
-            tuned,
-            f"{root}/hf",
-            "--format",
-            "hf",
-            "--layout",
-            "packed",
-            "-o",
-            "dtype=bfloat16",
-        ),
-        "export gguf": measured("export gguf", *arb, "export", tuned, f"{root}/model.gguf", "--format", "gguf"),
+        "three steps": measured("three steps", *arb, *train, *overrides),
+        "export hf": measured("export hf", *arb, "export", tuned, hf, *packed),
+        "export gguf": measured("export gguf", *arb, "export", tuned, gguf, "--format", "gguf"),
     }
     if above := [name for name, peak in peaks.items() if peak > LIMIT_GIB]:
         raise SystemExit(f"above {LIMIT_GIB} GiB: {', '.join(above)}")
