@@ -50,6 +50,8 @@ def test_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Pa
     assert " failed" not in output
 
 
+# Its own tests hold the same suite; the command is tested with the kit, on smaller plugins.
+@pytest.mark.slow
 def test_the_conformance_kit_passes_from_the_command_line(generated: tuple[str, Path, Path]) -> None:
     kind, folder, site = generated
     output = run("arb_ternary.cli.main", "plugins", "check", f"trial-{kind}", folder=folder, site=site)

@@ -1,0 +1,24 @@
+"""Which cases of the kit's suite are part of `make test`: here, each compiles C++ and starts it, which takes a while.
+
+Of every test the first case and a third of the others, always the same; `make gpu-compile` runs the rest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+_SUITE = Path(__file__).with_name("test_conformance.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: set[str] = set()
+    for item in items:
+        if item.path != _SUITE:
+            continue
+        name = getattr(item, "originalname", item.name)
+        if name in seen and crc32(item.name.encode()) % 3:
+            item.add_marker(pytest.mark.slow)
+        seen.add(name)
