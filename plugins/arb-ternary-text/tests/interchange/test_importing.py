@@ -340,6 +340,19 @@ def test_what_has_no_place_is_noted() -> None:
     assert notes[2].startswith("blocks.0.attention.sinks: left out")
 
 
+def test_a_layer_without_biases_beside_one_that_has_some_gets_zeros(restated: Restated) -> None:
+    source = published("llama", biases=True)
+    for name in ("query", "key", "value"):
+        del source.tensors[f"blocks.1.attention.biases.{name}"]
+    found = imported(source)
+    model = Decoder(DecoderConfig(**{k: v for k, v in found.model.items() if k != "name"}), VOCABULARY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)  # what an import starts from is not drawn
+    found.fill(model)
+    compared(source, model.eval(), restated, 1e-5)
+
+
 def test_a_bitnet_with_a_head_of_its_own_is_held_by_options(restated: Restated) -> None:
     source = published("bitnet")
     source.options["tie_embeddings"] = False

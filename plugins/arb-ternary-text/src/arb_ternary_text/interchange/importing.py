@@ -135,6 +135,16 @@ class _Import:
                 self.vectors[name] = found.to(torch.float64)
             else:
                 self.matrices[name] = _Matrix((shape[0], shape[1]), self.float_sources == "ternary", "row")
+        self._complete_biases()
+
+    def _complete_biases(self) -> None:
+        """Where a layer has biases, all of the decoder's have; those that the model lacks are 0."""
+        every = {f"blocks.{number}.attention.biases.query" for number in range(self.config.layers)}
+        if every.isdisjoint(self.vectors):
+            return
+        for name, shape in expected_tensors(self.config, self.published.vocabulary_size, every):
+            if ".biases." in name:
+                self.vectors.setdefault(name, torch.zeros(shape, dtype=torch.float64))
 
     def _linears(self) -> list[str]:
         return [name for name in self.matrices if name not in _ENDS]
