@@ -329,6 +329,13 @@ def test_what_is_wrong_with_a_tensor_is_said_with_its_name(name: str, tensor: An
     assert says in error.value.what
 
 
+def test_a_number_of_layers_that_the_file_does_not_have_takes_no_time() -> None:
+    source = published("llama")
+    source.options["layers"] = 10**12
+    with pytest.raises(DataError, match=r"blocks\.2\.attention\.norm: not in the model"):
+        imported(source)
+
+
 def test_what_has_no_place_is_noted() -> None:
     source = published("llama", tie_embeddings=True)
     source.tensors["head"] = torch.zeros(VOCABULARY, 32)

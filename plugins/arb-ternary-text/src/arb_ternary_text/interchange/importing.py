@@ -115,10 +115,12 @@ class _Import:
             self.notes.append(f"the model is not quite of architecture {name}: other formats may not take it back")
 
     def _look_at_all(self) -> None:
-        wanted = dict(expected_tensors(self.config, self.published.vocabulary_size, self.names))
-        if missing := [name for name in wanted if name not in self.names]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise DataError(f"{missing[0]}{more}: not in the model, whose architecture needs it")
+        wanted = {}
+        # The number of layers is the file's word: the first tensor that is not there ends it.
+        for name, shape in expected_tensors(self.config, self.published.vocabulary_size, self.names):
+            if name not in self.names:
+                raise DataError(f"{name}: not in the model, whose architecture and sizes need it")
+            wanted[name] = shape
         for name in sorted(self.names - set(wanted)):
             self.notes.append(f"{name}: left out, for the decoder has no such part")
         for name, shape in wanted.items():
