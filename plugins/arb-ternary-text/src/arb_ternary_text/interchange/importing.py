@@ -70,6 +70,8 @@ class _Import:
         self.names = set(published.names())
         self.options: dict[str, Any] = {"architecture": published.architecture, **published.options}
         self.options.setdefault("tie_embeddings", "head" not in self.names)
+        if self.options.get("group_size") == "tensor":
+            self.options.setdefault("scale_rule", "frozen")
         # The sizes are known; how weights are held is decided below.
         self._leave_the_preset_where_it_does_not_fit()
         self.config = self._config({})
