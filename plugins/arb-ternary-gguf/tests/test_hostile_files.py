@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import time
 import tracemalloc
@@ -85,31 +86,31 @@ def use(path: Path) -> None:
 
 
 def fuzz(base: Path, path: Path, count: int, seed: int) -> Figures:
+    """Use ``count`` changed files; the memory of every tenth is traced, which takes ten times as long."""
     rng = random.Random(seed)
     data = base.read_bytes()
     header = min(info.start for info in GgufFile(base).tensors.values())
     figures = Figures()
-    tracemalloc.start()
-    try:
-        for _ in range(count):
-            changed = mutated(data, header, rng)
-            path.write_bytes(changed)
-            tracemalloc.reset_peak()
-            before, _peak = tracemalloc.get_traced_memory()
-            start = time.perf_counter()
-            try:
-                use(path)
-                figures.read += 1
-            except DataError as error:
-                if not error.what.startswith(f"{path}: "):
-                    raise
-                figures.refused += 1
-            figures.longest = max(figures.longest, time.perf_counter() - start)
-            peak = tracemalloc.get_traced_memory()[1] - before
+    for i in range(count):
+        changed = mutated(data, header, rng)
+        path.write_bytes(changed)
+        traced = i % 10 == 0
+        if traced:
+            tracemalloc.start()
+        start = time.perf_counter()
+        try:
+            use(path)
+            figures.read += 1
+        except DataError as error:
+            if not error.what.startswith(f"{path}: "):
+                raise
+            figures.refused += 1
+        figures.longest = max(figures.longest, time.perf_counter() - start)
+        if traced:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
             figures.peak = max(figures.peak, peak)
             assert peak <= 2 * len(changed) + FIXED, (peak, len(changed))
-    finally:
-        tracemalloc.stop()
     return figures
 
 
@@ -136,9 +137,9 @@ def test_changed_files_are_errors_or_models(bases: list[Path], tmp_path: Path) -
 
 def test_many_small_things_take_no_more_than_twice_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
-    texts = Array(Kind.STRING, ["ab"] * 300_000)
-    keys = {f"k{i}": Scalar(Kind.UINT8, 0) for i in range(4000)}
-    tensors = 16_000
+    texts = Array(Kind.STRING, ["ab"] * 100_000)
+    keys = {f"k{i}": Scalar(Kind.UINT8, 0) for i in range(2000)}
+    tensors = 4_000
     header = tmp_path / "header.gguf"
     write_gguf(header, {"texts": texts, "long": Scalar(Kind.STRING, "\U0001f600" * 500_000), **keys}, [], alignment=1)
     data = bytearray(header.read_bytes())
@@ -151,7 +152,7 @@ def test_many_small_things_take_no_more_than_twice_the_file(tmp_path: Path) -> N
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (len(file.metadata), len(file.tensors)) == (4003, 16_000)
+    assert (len(file.metadata), len(file.tensors)) == (2003, 4_000)
     assert peak <= 2 * path.stat().st_size
 
 
@@ -164,5 +165,6 @@ def _info(name: str, offset: int) -> bytes:
 def test_a_hundred_thousand_changed_files(bases: list[Path], tmp_path: Path) -> None:
     for number, base in enumerate(bases):
         figures = fuzz(base, tmp_path / "changed.gguf", 25_000, seed=100 + number)
-        print(f"{base.name}, {base.stat().st_size} bytes: {figures}")
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(f"{base.name}, {base.stat().st_size} bytes: {figures}, {resident} KiB resident at most", flush=True)
         assert figures.longest < 2

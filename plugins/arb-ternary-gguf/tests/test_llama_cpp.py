@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from arb_ternary_text.data.shakespeare import load_text
+from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 
 Make = Callable[..., Decoder]
@@ -95,12 +96,38 @@ def stir(model: Decoder) -> None:
 def test_a_scale_of_any_linear_reaches_llama_cpp(decoder: Make, export: Export, llama_cpp: Any, ours: Any) -> None:
     for architecture in ("llama", "arcee"):
         for part in ("query", "key", "value", "output", "gate", "up", "down", "head"):
-            model = decoder(architecture, linear_scales=True)
+            model = decoder(architecture, linear_scales=True, width=64, layers=1, feed_forward=64)
             for name, module in model.named_modules():
                 if name.endswith(f".{part}") or name == part:
                     module.scale.fill_(1.7)
             found = llama_cpp(export(model, "f32", name=f"{architecture}-{part}")).log_probabilities(TEXT)
             torch.testing.assert_close(found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0)
+
+
+class Scaled(torch.nn.Module):
+    """A linear of another distribution: trits with a float scale."""
+
+    def __init__(self, trits: torch.Tensor, scale: float) -> None:
+        super().__init__()
+        self.trits, self.scale = trits, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.trits * self.scale).mT
+
+    def ternary_weight(self) -> TernaryWeight:
+        rows, columns = self.trits.shape
+        return TernaryWeight(self.trits, torch.zeros(rows, 1, dtype=torch.int8), columns, self.scale)
+
+
+def test_linears_of_other_distributions_reach_llama_cpp(
+    decoder: Make, export: Export, llama_cpp: Any, ours: Any
+) -> None:
+    model = decoder("arcee")
+    for block in model.blocks:
+        for holder, name in ((block.attention, "query"), (block.feed_forward, "up"), (block.feed_forward, "down")):
+            setattr(holder, name, Scaled(getattr(holder, name).trits(), 0.07))
+    found = llama_cpp(export(model, "f32")).log_probabilities(TEXT)
+    torch.testing.assert_close(found, ours(model, TEXT.encode(), "float")[-1], atol=1e-4, rtol=0)
 
 
 def test_greedy_text_is_that_of_the_float_model(decoder: Make, export: Export, llama_cpp: Any, ours: Any) -> None:

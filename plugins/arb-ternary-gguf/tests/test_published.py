@@ -210,6 +210,7 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
     "architecture": ({"general.architecture": Scalar(Kind.STRING, "gemma")}, "the architecture is 'gemma'"),
     "kind": ({"general.architecture": u32(1)}, "'general.architecture' is of kind uint32, which is no str"),
     "missing": ({"llama.block_count": None}, "the metadata have no 'llama.block_count'"),
+    "parts": ({"split.count": Scalar(Kind.UINT16, 3)}, "it is one of 3 files of a model"),
     "experts": ({"llama.expert_count": u32(8)}, "the model has experts"),
     "heads": ({"llama.attention.head_count": u32(0)}, "are no attention"),
     "odd": ({"llama.attention.key_length": u32(63)}, "attention.value_length is not the 63 features of a head"),

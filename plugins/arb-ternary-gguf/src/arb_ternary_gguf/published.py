@@ -64,6 +64,10 @@ class GgufModel:
             raise DataError(
                 f"{file.path}: the architecture is {self.architecture!r}", f"Imported are {', '.join(ARCHITECTURES)}."
             )
+        if (parts := self._metadata.get("split.count", 1)) != 1:
+            raise DataError(
+                f"{file.path}: it is one of {parts} files of a model", "Put them together: llama-gguf-split --merge."
+            )
         if self._key("expert_count", int, 0):
             raise DataError(f"{file.path}: the model has experts, which are not imported")
         self._infos = {path: info for name, info in file.tensors.items() if (path := neutral_name(name)) is not None}
