@@ -23,6 +23,8 @@ __all__ = ["HfModel"]
 
 _FLOATS: Final = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED: Final = "U8"
+#: Rows that are looked at together.
+_ROWS: Final = 1024
 
 
 class HfModel:
@@ -114,7 +116,7 @@ class HfModel:
         if entry.dtype == _PACKED:
             return ScaledTrits(unpack(tensor, where), self._scale(name), entry.shape[1])
         weight = tensor.to(_FLOATS[entry.dtype])
-        if not bool(weight.isfinite().all()):
+        if not all(bool(part.isfinite().all()) for part in torch.split(weight, _ROWS)):
             raise DataError(f"{where}: holds numbers that are not finite")
         if weight.dim() == 1:
             return weight.float()

@@ -28,6 +28,8 @@ Scales = Literal["fold", "round", "float"]
 FloatSources = Literal["keep", "ternary"]
 
 _ENDS = ("embedding", "head")
+#: Rows that are looked at together.
+_ROWS = 1024
 
 
 @frozen
@@ -133,7 +135,7 @@ class _Import:
                     raise DataError(f"{name}: ternary, and a gain or bias has to be float")
                 split = split_scales(name, found)
                 self.matrices[name] = _Matrix((shape[0], shape[1]), True, split.grouping, split.remainder, split.error)
-            elif not bool(torch.isfinite(found.sum(dtype=torch.float64))):
+            elif not all(bool(torch.isfinite(part).all()) for part in torch.split(found, _ROWS)):
                 raise DataError(f"{name}: a number is not finite")
             elif len(shape) == 1:
                 self.vectors[name] = found.to(torch.float64)

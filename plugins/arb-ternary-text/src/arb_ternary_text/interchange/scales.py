@@ -142,7 +142,9 @@ def ternary_rows(weight: Tensor, group_size: int, vote_bits: int) -> tuple[Tenso
     cell, groups = CELLS[vote_bits], max(1, -(-columns // max(group_size, 1)))
     trits, votes = (torch.empty(rows, columns, dtype=torch.int8) for _ in range(2))
     exponent = torch.empty(rows, groups, dtype=torch.int8)
-    fallback = _nearest_power(weight.abs().mean(dtype=torch.float64)) if weight.numel() else torch.zeros(())
+    # Some rows at a time: a sum in float64 makes a copy of what it sums.
+    total = math.fsum(float(part.abs().sum(dtype=torch.float64)) for part in torch.split(weight, _ROWS))
+    fallback = _nearest_power(torch.tensor(total / max(weight.numel(), 1), dtype=torch.float64))
     sizes = torch.full((groups,), group_size)
     sizes[-1] = columns - group_size * (groups - 1)
     for start in range(0, rows, _ROWS):
