@@ -64,6 +64,15 @@ def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
     }
 
 
+def test_a_long_text_is_stepped_over_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "f.gguf"
+    write_gguf(path, {"long": Scalar(Kind.STRING, "ü" * 40_000), "after": Scalar(Kind.UINT8, 7)}, [])
+    metadata = GgufFile(path).metadata
+    assert metadata["after"] == 7
+    with pytest.raises(DataError, match="long has 80000 bytes; texts of up to 65535 are read"):
+        metadata["long"]
+
+
 def test_gguf_py_reads_what_is_written(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     values = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -20,7 +20,7 @@ from arb_ternary_gguf.reader import GgufFile
 from arb_ternary_gguf.tensor_types import F32, FORK_Q2_0, Q2_0, TQ2_0, TensorType
 from arb_ternary_gguf.trit_blocks import encode_trits
 from arb_ternary_gguf.trits import read_tensor
-from arb_ternary_gguf.values import Kind, Scalar, Value
+from arb_ternary_gguf.values import Array, Kind, Scalar, Value
 from arb_ternary_gguf.writer import PlannedTensor, write_gguf
 from arb_ternary_text.interchange.published import ScaledTrits
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
@@ -212,6 +212,14 @@ WRONG: dict[str, tuple[dict[str, Value | None], str]] = {
     "missing": ({"llama.block_count": None}, "the metadata have no 'llama.block_count'"),
     "parts": ({"split.count": Scalar(Kind.UINT16, 3)}, "it is one of 3 files of a model"),
     "experts": ({"llama.expert_count": u32(8)}, "the model has experts"),
+    "a list": (
+        {"llama.attention.head_count": Array(Kind.UINT32, [4, 8])},
+        "'llama.attention.head_count' differs from layer to layer",
+    ),
+    "a long list": (
+        {"llama.attention.head_count": Array(Kind.UINT32, [4] * 1000)},
+        "'llama.attention.head_count' differs from layer to layer",
+    ),
     "heads": ({"llama.attention.head_count": u32(0)}, "are no attention"),
     "odd": ({"llama.attention.key_length": u32(63)}, "attention.value_length is not the 63 features of a head"),
     "partial": ({"llama.rope.dimension_count": u32(32)}, "rope.dimension_count is not the 64 features of a head"),
@@ -243,6 +251,11 @@ def test_scales_that_are_finer_than_the_group_size_says_are_an_error(decoder: Ma
     with pytest.raises(DataError, match=r"'blk.0.attn_q.weight' has more scales than its groups \(128\)"):
         published.read("blocks.0.attention.query")
     assert isinstance(published.read("blocks.0.attention.key"), ScaledTrits)
+
+
+def test_equal_numbers_of_layers_are_one(decoder: Make, export: Export) -> None:
+    path = rewritten(export(decoder("llama")), {"llama.attention.head_count": Array(Kind.UINT32, [4, 4])})
+    assert GgufModel(GgufFile(path)).options["heads"] == 4
 
 
 def test_what_has_no_place_is_told(decoder: Make, export: Export) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from arb_ternary.errors import DataError
 from arb_ternary_gguf.values import FORMATS, Kind
 
-__all__ = ["MAX_NAME", "Cursor"]
+__all__ = ["MAX_TEXT", "Cursor"]
 
-#: Longest key or tensor name in bytes.
-MAX_NAME = 65535
+#: Longest text in bytes that is read: of a name, a token or a value. A file may hold longer ones.
+MAX_TEXT = 65535
 
-#: Strings are checked for UTF-8 in pieces of this many bytes, so that a long one takes no memory until it is asked for.
+#: Strings are checked for UTF-8 in pieces of this many bytes, so that a long one takes no memory.
 _PIECE = 1 << 16
 
 
@@ -36,7 +36,9 @@ class Cursor:
 
     def fail(self, what: str) -> DataError:
         """The error for what is wrong at this place."""
-        return DataError(f"{self.path}: byte {self.position}: {what}", "The file is damaged or is not GGUF.")
+        return DataError(
+            f"{self.path}: byte {self.position}: {what}", "The file is damaged, or is not GGUF of a model."
+        )
 
     def skip(self, size: int, what: str) -> int:
         """Step over ``size`` bytes of ``what``; where they began."""
@@ -72,18 +74,12 @@ class Cursor:
             self.position -= 4
             raise self.fail(f"{what} is of the unknown kind {number}; kinds are 0 to {max(Kind)}") from None
 
-    def name(self, what: str) -> str:
-        """A short string."""
+    def text(self, what: str) -> str:
+        """A string of up to :data:`MAX_TEXT` bytes."""
         length = self.u64(f"the length of {what}")
-        if length > MAX_NAME:
+        if length > MAX_TEXT:
             self.position -= 8
-            raise self.fail(f"{what} has {length} bytes; {MAX_NAME} are the most")
-        start = self.skip(length, what)
-        return self._decode(start, length, what)
-
-    def string(self, what: str) -> str:
-        """A string of any length."""
-        length = self.u64(f"the length of {what}")
+            raise self.fail(f"{what} has {length} bytes; texts of up to {MAX_TEXT} are read")
         start = self.skip(length, what)
         return self._decode(start, length, what)
 

@@ -46,13 +46,13 @@ class GgufImporter:
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         return {
             "format": "gguf",
-            "architecture": file.metadata.get("general.architecture"),
+            "architecture": _value_or_none(file, "general.architecture"),
             "vocabulary_size": None if embedding is None else embedding.shape[0],
             "parameters": parameters,
             "bits_per_weight": 8 * sum(info.size for info in infos) / parameters if parameters else None,
             "tokenizer": {
-                "model": file.metadata.get("tokenizer.ggml.model"),
-                "pre": file.metadata.get("tokenizer.ggml.pre"),
+                "model": _value_or_none(file, "tokenizer.ggml.model"),
+                "pre": _value_or_none(file, "tokenizer.ggml.pre"),
                 "tokens": len(tokens) if isinstance(tokens, ArrayInFile) else None,
             },
             "scales": _scales(file),
@@ -61,7 +61,7 @@ class GgufImporter:
                 for info in infos
             ],
             "unmapped": _unmapped(file),
-            "metadata": {key: _shown(file.metadata[key]) for key in file.metadata},
+            "metadata": {key: _value(file, key) for key in file.metadata},
         }
 
     def load(self, source: Path) -> ImportedModel:
@@ -87,6 +87,18 @@ def _unmapped(file: GgufFile) -> list[str]:
         return list(GgufModel(file).unmapped)
     except DataError as error:
         return [str(error)]
+
+
+def _value_or_none(file: GgufFile, key: str) -> Any:
+    return _value(file, key) if key in file.metadata else None
+
+
+def _value(file: GgufFile, key: str) -> Any:
+    """A value as it is shown, or why it is not read."""
+    try:
+        return _shown(file.metadata[key])
+    except DataError as error:
+        return error.what
 
 
 def _shown(value: Any) -> Any:

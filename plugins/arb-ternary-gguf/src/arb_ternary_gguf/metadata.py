@@ -53,7 +53,7 @@ class ArrayInFile:
         cursor = Cursor(self._data, self._path, self._start)
         for i in range(self.length):
             if self.kind is Kind.STRING:
-                yield cursor.string(f"item {i}")
+                yield cursor.text(f"item {i}")
             else:
                 item = _array(cursor, "an array")
                 _Walk(0).over(cursor, item, "an array")
@@ -87,7 +87,7 @@ class Metadata(Mapping[str, Any]):
         walk = _Walk(MAX_ITEMS)
         for i in range(count):
             start = cursor.position
-            key = cursor.name(f"key {i} of the metadata")
+            key = cursor.text(f"key {i} of the metadata")
             if key in self._places:
                 cursor.position = start
                 raise cursor.fail(f"the key {key!r} stands twice")
@@ -99,7 +99,7 @@ class Metadata(Mapping[str, Any]):
         kind, start = self._places[key]
         cursor = Cursor(self._data, self._path, start)
         if kind is Kind.STRING:
-            return cursor.string(key)
+            return cursor.text(key)
         if kind is Kind.ARRAY:
             return _array(cursor, key)
         return cursor.number(kind, key)

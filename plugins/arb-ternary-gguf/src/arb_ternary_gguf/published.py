@@ -18,6 +18,7 @@ from arb_ternary_gguf.names import ROPE_FACTORS, neutral_name, scale_name
 from arb_ternary_gguf.reader import GgufFile, TensorInfo
 from arb_ternary_gguf.rotary_rows import INTERLEAVED, from_interleaved
 from arb_ternary_gguf.trits import GroupSize, is_ternary, read_tensor
+from arb_ternary_gguf.values import FORMATS
 from arb_ternary_gguf.vocabulary_reading import read_vocabulary
 from arb_ternary_text.interchange.published import ScaledTrits
 
@@ -87,7 +88,8 @@ class GgufModel:
         for key, harmless in _WITHOUT_PLACE.items():
             value = self._metadata.get(f"{self.architecture}.{key}", harmless)
             if value != harmless:
-                notes.append(f"{self.architecture}.{key} is {value}, which the decoder cannot do")
+                said = "a list" if isinstance(value, ArrayInFile) else value
+                notes.append(f"{self.architecture}.{key} is {said}, which the decoder cannot do")
         scaling = self._scaling
         if scaling not in _NO_SCALING:
             notes.append(f"{self.architecture}.rope.scaling.type is {scaling!r}, which the decoder cannot do")
@@ -127,7 +129,7 @@ class GgufModel:
         """The value of a key of the architecture; one value for all layers where there is a list of equal ones."""
         key = f"{self.architecture}.{key}"
         if isinstance(value := self._metadata.get(key), ArrayInFile):
-            different = set(value)
+            different = set(value) if len(value) <= len(self._file.tensors) and value.kind in FORMATS else ()
             if len(different) != 1:
                 raise DataError(f"{self._file.path}: {key!r} differs from layer to layer, which is not imported")
             return different.pop()

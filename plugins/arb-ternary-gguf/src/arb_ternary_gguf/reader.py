@@ -145,7 +145,7 @@ def _infos(cursor: Cursor, count: int) -> Sequence[TensorInfo]:
     found: dict[str, TensorInfo] = {}
     for i in range(count):
         start = cursor.position
-        name = cursor.name(f"the name of tensor {i}")
+        name = cursor.text(f"the name of tensor {i}")
         if name in found:
             cursor.position = start
             raise cursor.fail(f"tensor {name!r} stands twice")

@@ -19,6 +19,9 @@ _Found = tuple[Mapping[str, Any] | None, tuple[str, ...]]
 #: Most merges of a tokenizer for each of its ids; Llama 3's has 2.2.
 _MERGES_PER_TOKEN: Final = 4
 
+#: Most tokens, and most merges: four times those of the largest tokenizers.
+_MAX_ITEMS: Final = 1 << 21
+
 
 def read_vocabulary(metadata: Metadata, vocabulary_size: int) -> _Found:
     """The tokenizer, or None, and what could not be read of it, a sentence each.
@@ -94,7 +97,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
 
 def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING or len(value) > most:
+    if not isinstance(value, ArrayInFile) or value.kind is not Kind.STRING or len(value) > min(most, _MAX_ITEMS):
         return None
     return list(value)
 
