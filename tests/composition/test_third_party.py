@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from arb_ternary.backends.select import reset_backends
@@ -16,8 +17,11 @@ from arb_ternary.plugins.discovery import Status
 from arb_ternary.plugins.hooks import describe_hooks
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.specs import KINDS
+from arb_ternary_train.importing import find_source, import_model
+from arb_ternary_train.inspection import inspect_path
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_train.specs import CheckSpec, ExporterSpec, ImporterSpec, TrackerSpec
 
@@ -104,6 +108,16 @@ def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes
     train(config, RunRequest(resume=str(ends[0]), reporter=Silent))
     assert any(event.startswith("checkpoint_load") for event in events)
     assert (sorted(checkpoints.glob("step-*"))[-1] / "model.safetensors").read_bytes() == final
+
+
+def test_its_importer_makes_a_run(tmp_path: Path) -> None:
+    source = tmp_path / "one.feather"
+    source.write_text("1 0 -1 1 " * 4)
+    imported = import_model(find_source(str(source)), tmp_path / "run")
+    assert imported == ("every row is the same",)
+    run = load_run(tmp_path / "run")
+    assert bool((run.model.head.trits() == torch.tensor([1, 0, -1, 1] * 4)).all())
+    assert inspect_path(str(source))["format"] == "feather"
 
 
 EXACT_DECODER = """exact: true

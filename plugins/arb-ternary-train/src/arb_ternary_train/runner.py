@@ -119,6 +119,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}")
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
+        del checkpoint  # its optimizer state would stay in memory as long as the run
         yield context
 
 
