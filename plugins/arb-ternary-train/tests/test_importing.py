@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,17 @@ from arb_ternary.counters.hashing import MICRO, SEED
 from arb_ternary.errors import ArbError, CheckpointError, ConfigError, DataError, UsageProblem
 from arb_ternary.plugins.manager import manager, reset_manager
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_train.allocation_limit import AllocationLimit
 from arb_ternary_train.checkpoint import read_checkpoint
+from arb_ternary_train.export import SafetensorsExporter
 from arb_ternary_train.importing import find_source, import_model
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.inspection import inspect_path
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
+from arb_ternary_train.safetensors_importer import SafetensorsImporter
 
 #: An importer of a file of JSON, whose content a test chooses, and one of addresses that are the names of such files.
 PLUGIN = """
@@ -129,6 +135,11 @@ def test_an_export_comes_back_in_every_bit_and_is_a_run(tiny: Any, capsys: pytes
     after = read_checkpoint(Path("back/checkpoints/step-00000000")).model
     assert set(before) == set(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.rand(7)
+    assert main(["import", "model.safetensors", "twice"]) == 0
+    for name in ("model.safetensors", "state.safetensors", "manifest.json"):
+        once, twice = (Path(run_, "checkpoints/step-00000000", name).read_bytes() for run_ in ("back", "twice"))
+        assert once == twice
     assert main(["export", "back", "again.safetensors"]) == 0
     first, second = SafetensorsFile(Path("model.safetensors")), SafetensorsFile(Path("again.safetensors"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -203,6 +214,30 @@ def test_an_export_of_another_description_is_refused(tiny: Any) -> None:
     assert not [path for path in Path().iterdir() if "back" in path.name]
 
 
+@pytest.mark.slow
+def test_no_mutation_of_an_export_does_anything_but_raise_an_error_of_data(tmp_path: Path) -> None:
+    """100,000 of them: no other exception, no memory beyond what the file has."""
+    model = Decoder(DecoderConfig(width=8, layers=1, heads=1, max_length=8, group_size=32), 8)
+    path = tmp_path / "small.safetensors"
+    facts = {"name": "x", "step": 1, "model": {**MODEL, "width": 8, "heads": 1}, "vocabulary_size": 8, "versions": {}}
+    SafetensorsExporter().export(model, path, {**facts, "tokenizer": {"kind": "ids", "vocabulary_size": 8}})
+    whole, draws = path.read_bytes(), random.Random(0)
+    importer, header = SafetensorsImporter(), int.from_bytes(whole[:8], "little") + 8
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(100_000):
+        content = bytearray(whole)
+        for _ in range(draws.randint(1, 4)):
+            place = draws.randrange(header if number % 2 else len(content))
+            content[place : place + draws.randint(0, 8)] = draws.randbytes(draws.randint(0, 8))
+        path.write_bytes(content)
+        importer.recognises(path)
+        with suppress(DataError):
+            importer.inspect(path)
+        with suppress(DataError):
+            importer.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB: the interpreter's own
+
+
 # --- an importer of a plugin -----------------------------------------------------------------------------------------
 
 
@@ -265,7 +300,9 @@ def test_what_nobody_reads_is_named_with_the_plugin_that_would(monkeypatch: pyte
     Path("model.bin").write_bytes(b"\0" * 8)
     with pytest.raises(DataError, match="no installed importer knows this format") as refused:
         find_source("model.bin")
-    assert "installed: feather, safetensors" in refused.value.hint
+    listed = refused.value.hint.splitlines()[0]
+    assert listed.startswith("installed: feather, ")
+    assert listed.endswith("safetensors")
 
     from arb_ternary.plugins.registry import Registry
 
@@ -305,6 +342,23 @@ def test_inspect_shows_what_an_importer_says(capsys: pytest.CaptureFixture[str])
         assert words in shown
     assert main(["inspect", str(feather()), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": "bird.feather", "format": "feather", **FEATHER["shown"]}
+
+
+@pytest.mark.usefixtures("feathers")
+def test_inspect_sends_no_control_characters_of_a_file_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;evil\x07\x9b2J"
+    tensors = [{"name": evil, "shape": [2], "type": evil, "bytes": 2}]
+    shown = {
+        "architecture": evil,
+        "metadata": {evil: evil},
+        "unmapped": [evil],
+        "tensors": tensors,
+        "scales": {evil: 1},
+    }
+    assert main(["inspect", str(feather(shown=shown))]) == 0
+    out = capsys.readouterr().out
+    assert out.count("]0;evil") == 6
+    assert all(character.isprintable() or character == "\n" for character in out)
 
 
 def test_inspect_counts_what_is_in_an_export_a_run_and_a_checkpoint(tiny: Any) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,6 +65,29 @@ def test_parts_come_in_any_order_and_must_be_as_announced(tmp_path: Path) -> Non
         write_safetensors(tmp_path / "parts", Parts(meta, {"a": tensors["a"].int()}), "")
     with pytest.raises(ComponentError, match=r"c: torch\.complex128 cannot go into"):
         write_safetensors(tmp_path / "parts", {"c": torch.zeros(1, dtype=torch.complex128)}, "")
+
+
+def test_one_part_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def tensor() -> Tensor:
+        nonlocal most
+        made = torch.ones(16)
+        alive.append(weakref.ref(made))
+        most = max(most, sum(each() is not None for each in alive))
+        return made
+
+    class Parts:
+        def outlines(self) -> Iterator[tuple[str, Tensor]]:
+            return ((str(number), torch.empty(16, device="meta")) for number in range(20))
+
+        def parts(self) -> Iterator[dict[str, Tensor]]:
+            return ({str(number): tensor()} for number in range(20))
+
+    write_safetensors(tmp_path / "t", Parts(), "")
+    assert most <= 2  # the next is made before the name of the last is free
+    assert len(SafetensorsFile(tmp_path / "t")) == len(alive) == 20
 
 
 ENTRY = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}

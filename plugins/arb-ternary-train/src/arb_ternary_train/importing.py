@@ -37,7 +37,7 @@ from arb_ternary_train.protocols import (
     Importer,
     LimitedLength,
 )
-from arb_ternary_train.seeding import global_rng_state
+from arb_ternary_train.seeding import global_rng_state, seed_everything
 from arb_ternary_train.specs import ImporterSpec
 
 __all__ = ["Source", "find_source", "import_model"]
@@ -103,7 +103,7 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
     """Make a run directory of the model in ``source``; returns what was lost or rounded, a sentence each.
 
     Its config trains the model further: ``arb train RUN/config.yaml --init-from RUN --run-dir NEW``. On any failure
-    there is no directory.
+    there is no directory. The global generators are seeded: the same source makes the same run.
 
     Raises:
         UsageProblem: ``destination`` exists.
@@ -165,6 +165,7 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
 def _filled(imported: ImportedModel, source: Source) -> nn.Module:
     document = Document({"model": dict(imported.model)}, source=source.shown)
     choice = structure(_Model, document, manager().registry).model
+    seed_everything(_SEED)
     with undrawn(), AllocationLimit(source.shown, _bytes_of(source.path)):
         model = built_module(choice, imported.vocabulary_size)
     seed_votes(model, _SEED)  # an importer that knows other words of control writes them over

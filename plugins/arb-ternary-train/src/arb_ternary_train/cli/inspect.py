@@ -50,7 +50,12 @@ def inspect(path: str, name: str | None, as_json: bool) -> None:
         click.echo()
         click.echo("not mapped:")
         for sentence in unmapped:
-            click.echo(f"  {sentence}")
+            click.echo(f"  {_printable(sentence)}")
+
+
+def _printable(text: str) -> str:
+    """A text of a stranger's file without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _text(value: Any) -> str:
@@ -58,14 +63,14 @@ def _text(value: Any) -> str:
     if value is None or value == "":
         return ""
     if isinstance(value, bool | str):
-        return str(value)
+        return _printable(str(value))
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         inner = {key: item for key, item in value.items() if isinstance(item, str) or type(item) is int}
-        return ", ".join(str(item) if key == "name" else f"{key} {item}" for key, item in inner.items())
+        return _printable(", ".join(str(item) if key == "name" else f"{key} {item}" for key, item in inner.items()))
     return ", ".join(map(_text, value))
 
 
@@ -73,8 +78,8 @@ def _metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     left = 0
     for key, value in metadata.items():
         text = _text(value) if isinstance(value, str | int | float) else ""
-        if text and len(text) <= _LONGEST and "\n" not in text:
-            yield key, text
+        if text and len(text) <= _LONGEST:
+            yield _printable(key), text
         else:
             left += 1
     if left:
@@ -91,4 +96,4 @@ def _types(tensors: Any) -> list[tuple[str, ...]]:
         for index, amount in enumerate((1, elements, tensor["bytes"])):
             sums[index] += amount
     rows = sorted(counts.items(), key=lambda item: -item[1][2])
-    return [(kind, *(f"{number:,}" for number in sums)) for kind, sums in rows]
+    return [(_printable(kind), *(f"{number:,}" for number in sums)) for kind, sums in rows]
