@@ -1,8 +1,8 @@
 """Memory of a model of two billion weights: import, three steps of fine-tuning, export, each a process of its own.
 
 The model has the shapes of BitNet b1.58 2B4T and random weights: packed linears with float scales, an embedding in
-bfloat16. transformers writes its config and packs its trits; it is made one layer at a time. Needs transformers, and
-12 GB of disk::
+bfloat16; its gates are SILU, not ReLU^2, for GGUF files of that architecture have no other. transformers writes its
+config and packs its trits; it is made one layer at a time. Needs transformers, and 12 GB of disk::
 
     python plugins/arb-ternary-hf/studies/two_billion.py /tmp/two-billion
 
@@ -44,7 +44,7 @@ def make(folder: Path, layers: int) -> None:
     torch.manual_seed(0)
     config = BitNetConfig(
         **{**SIZES, "num_hidden_layers": layers},
-        hidden_act="relu2",
+        hidden_act="silu",
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,

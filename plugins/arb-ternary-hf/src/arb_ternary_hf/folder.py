@@ -45,9 +45,9 @@ class WeightFiles:
             DataError: there are none, only pickled ones, or one is damaged.
         """
         index = folder / INDEX_NAME
-        if not index.exists():
+        if not index.is_file():
             single = folder / SINGLE_NAME
-            if not single.exists():
+            if not single.is_file():
                 raise _without_weights(folder)
             file = SafetensorsFile.open(single)
             return cls(dict.fromkeys(file.entries, file))

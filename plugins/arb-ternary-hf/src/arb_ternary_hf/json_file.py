@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,9 +49,8 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise DataError(f"{where}: the key {twice!r} stands there twice")
+            twice = next(one for one, other in pairwise(sorted(key for key, _ in pairs)) if one == other)
+            raise DataError(f"{where}: the key {twice[:120]!r} stands there twice")
         return found
 
     try:

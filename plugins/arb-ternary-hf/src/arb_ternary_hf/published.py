@@ -87,7 +87,8 @@ class HfModel:
         notes = list(self.config.notes)
         if unused:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-            notes.append(f"Tensors that a {self.config.model_type} does not use: {', '.join(unused[:5])}{more}.")
+            shown = ", ".join(name[:120] for name in unused[:5])
+            notes.append(f"Tensors that a {self.config.model_type} does not use: {shown}{more}.")
         return tuple(notes)
 
     def names(self) -> Collection[str]:

@@ -79,6 +79,8 @@ class SafetensorsFile:
             DataError: the file is missing, truncated, or its header does not describe its bytes; the tensor is named
                 where there is one.
         """
+        if not path.is_file():
+            raise DataError(f"{path}: cannot be read: there is no such file")
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
