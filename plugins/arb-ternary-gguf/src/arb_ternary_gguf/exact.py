@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_gguf.chunks import chunks
 from arb_ternary_gguf.float_blocks import FLOAT_TYPES, holds
 from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, TQ1_0, TQ2_0, TensorType
 from arb_ternary_gguf.trit_blocks import EXPONENTS, TERNARY_TYPES
@@ -70,7 +71,11 @@ def block_exponents(weight: TernaryWeight, block: int) -> NDArray[np.int8] | Non
 def _obstacle(weight: TernaryWeight | Tensor, kind: TensorType) -> str | None:
     """Why ``kind`` cannot hold ``weight`` exactly; None where it can."""
     if isinstance(weight, Tensor):
-        return None if holds(kind, weight.numpy()) else f"its numbers need more than {kind.name}"
+        return (
+            None
+            if all(holds(kind, part) for part in chunks(weight.numpy()))
+            else f"its numbers need more than {kind.name}"
+        )
     least, most = int(weight.exponent.min()), int(weight.exponent.max())
     outside = next((e for e in (least, most) if e not in EXPONENTS), None)
     if kind in FLOAT_TYPES:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
+from arb_ternary_gguf.chunks import chunks, row_chunks
 from arb_ternary_gguf.config import GgufConfig
 from arb_ternary_gguf.exact import block_exponents, choose_type
 from arb_ternary_gguf.float_blocks import FLOAT_TYPES, encode_floats
@@ -29,9 +30,6 @@ from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
 from arb_ternary_text.models.decoder import Decoder
 
 __all__ = ["GgufExporter", "build"]
-
-#: Weights that are encoded at a time.
-_CHUNK = 1 << 22
 
 
 class GgufExporter:
@@ -105,13 +103,11 @@ class _Weights:
             raise RuntimeError(f"the weights of the model come in another order: {found} instead of {path}")
         weight = self._in_file_order(path, weight)
         if isinstance(weight, Tensor):
-            values = weight * self._gains.get(path, 1.0)
-            yield from (encode_floats(part, kind) for part in _parts(values.view(-1, values.shape[-1]).numpy()))
+            values = weight * self._gains[path] if path in self._gains else weight
+            yield from (encode_floats(part, kind) for part in chunks(values.view(-1, values.shape[-1]).numpy()))
             return
         exponents = None if kind in FLOAT_TYPES else block_exponents(weight, kind.block)
-        rows = _rows_of_a_chunk(weight.trits.shape[1])
-        for first in range(0, len(weight.trits), rows):
-            chunk = slice(first, first + rows)
+        for chunk in row_chunks(*weight.trits.shape):
             if exponents is None:
                 part = evolve(weight, trits=weight.trits[chunk], exponent=weight.exponent[chunk], scale=1.0)
                 yield encode_floats(part.dense().numpy(), kind)
@@ -137,13 +133,3 @@ def _rope_factors(model: Decoder) -> list[PlannedTensor]:
 def _floats(name: str, numbers: list[float]) -> PlannedTensor:
     values = np.asarray(numbers, np.float32)[None]
     return PlannedTensor(name, (len(numbers),), F32, lambda: [encode_floats(values, F32)])
-
-
-def _parts(values: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    rows = _rows_of_a_chunk(values.shape[1])
-    for first in range(0, len(values), rows):
-        yield values[first : first + rows]
-
-
-def _rows_of_a_chunk(columns: int) -> int:
-    return max(1, _CHUNK // columns)

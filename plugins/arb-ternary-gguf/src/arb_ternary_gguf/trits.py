@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arb_ternary.errors import DataError
+from arb_ternary_gguf.chunks import chunks, row_chunks
 from arb_ternary_gguf.float_blocks import READABLE, decode_floats
 from arb_ternary_gguf.reader import GgufFile, TensorInfo
 from arb_ternary_gguf.tensor_types import FORK_Q2_0, Q2_0, Q4_0, TQ1_0, TQ2_0
@@ -22,9 +23,6 @@ __all__ = ["GroupSize", "is_ternary", "read_tensor"]
 GroupSize = int | Literal["row", "tensor"]
 
 _TERNARY = (TQ1_0, TQ2_0, Q2_0, FORK_Q2_0, Q4_0)
-
-#: Weights that are decoded at a time.
-_CHUNK = 1 << 22
 
 
 def is_ternary(info: TensorInfo) -> bool:
@@ -57,11 +55,11 @@ def read_tensor(file: GgufFile, info: TensorInfo, group_size: GroupSize | None =
 def _read_trits(file: GgufFile, info: TensorInfo, group_size: GroupSize | None) -> ScaledTrits | None:
     trits = np.empty(info.shape, np.int8)
     stored = np.empty((info.shape[0], info.shape[1] // info.type.block), np.float32)
-    for first, last in _chunks(info):
-        values, scale = decode_codes(file.bytes_of(info, first, last), info.type)
+    for some in row_chunks(info.rows, info.shape[-1]):
+        values, scale = decode_codes(file.bytes_of(info, some.start, some.stop), info.type)
         if values.size and (values.min() < -1 or values.max() > 1):
             return None
-        trits[first:last], stored[first:last] = values, scale
+        trits[some], stored[some] = values, scale
     _check_finite(file, info, stored)
     scales, held = _merged(torch.from_numpy(stored), info.type.block, info.shape[1], group_size)
     if group_size is not None and not _is_held(scales, held, group_size):
@@ -94,17 +92,12 @@ def _is_held(scale: Tensor, held: int, group_size: GroupSize) -> bool:
 
 def _read_floats(file: GgufFile, info: TensorInfo) -> Tensor:
     values = np.empty((info.rows, info.shape[-1]), np.float32)
-    for first, last in _chunks(info):
-        values[first:last] = decode_floats(file.bytes_of(info, first, last), info.type)
+    for some in row_chunks(info.rows, info.shape[-1]):
+        values[some] = decode_floats(file.bytes_of(info, some.start, some.stop), info.type)
     _check_finite(file, info, values)
     return torch.from_numpy(values.reshape(info.shape))
 
 
-def _chunks(info: TensorInfo) -> list[tuple[int, int]]:
-    rows = max(1, _CHUNK // info.shape[-1])
-    return [(first, min(first + rows, info.rows)) for first in range(0, info.rows, rows)]
-
-
 def _check_finite(file: GgufFile, info: TensorInfo, values: NDArray[np.float32]) -> None:
-    if not np.isfinite(values).all():
+    if not all(np.isfinite(part).all() for part in chunks(values)):
         raise DataError(f"{file.path}: tensor {info.name!r} holds numbers that are infinite or no numbers")
