@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.errors import CheckpointError
+from arb_ternary.ternary import encoding
 from arb_ternary.ternary.encoding import bytes_per_row, decode_at_rest, encode_at_rest
 
 
@@ -69,3 +70,18 @@ def test_values_that_are_no_trits_are_refused() -> None:
 
 def test_a_row_takes_a_byte_for_five_trits() -> None:
     assert [bytes_per_row(k) for k in (0, 1, 5, 6, 10, 11)] == [0, 1, 1, 2, 2, 3]
+
+
+def test_rows_are_converted_a_few_at_a_time_with_the_same_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    trits = torch.from_numpy(np.random.default_rng(0).integers(-1, 2, (7, 8), dtype=np.int8))
+    whole = encode_at_rest(trits)
+    monkeypatch.setattr(encoding, "_AT_ONCE", 16)  # two rows
+    assert torch.equal(encode_at_rest(trits), whole)
+    assert torch.equal(decode_at_rest(whole, 8), trits)
+    damaged = whole.clone()
+    damaged[5, 1] = 242
+    with pytest.raises(CheckpointError, match="padding at the end of row 5"):
+        decode_at_rest(damaged, 8)
+    trits[6, 7] = 2
+    with pytest.raises(ValueError, match="-1, 0 or 1"):
+        encode_at_rest(trits)

@@ -16,6 +16,7 @@ from arb_ternary.errors import CheckpointError
 
 TRITS_PER_BYTE: Final = 5
 CODES: Final = 3**TRITS_PER_BYTE
+_AT_ONCE: Final = 1 << 22  # trits to convert at once: copies of a large matrix, whole, would outweigh the model
 
 
 def bytes_per_row(columns: int) -> int:
@@ -31,14 +32,17 @@ def encode_at_rest(trits_NK: Tensor) -> Tensor:
     """Encode int8 trits ``[N, K]`` as uint8 ``[N, ceil(K / 5)]``; ValueError unless it is an int8 matrix of trits."""
     if trits_NK.dim() != 2 or trits_NK.dtype != torch.int8:
         raise ValueError(f"trits must be an int8 matrix, got {trits_NK.dtype} of shape {tuple(trits_NK.shape)}")
-    if trits_NK.numel() and int(trits_NK.abs().amax()) > 1:
-        raise ValueError("trits must be -1, 0 or 1")
     rows, columns = trits_NK.shape
     width = bytes_per_row(columns)
-    digits = torch.ones(rows, width * TRITS_PER_BYTE, dtype=torch.uint8, device=trits_NK.device)
-    digits[:, :columns] = (trits_NK + 1).to(torch.uint8)
-    grouped = digits.view(rows, width, TRITS_PER_BYTE) * _powers(trits_NK.device)
-    return grouped.sum(dim=2, dtype=torch.uint8)
+    encoded = torch.empty(rows, width, dtype=torch.uint8, device=trits_NK.device)
+    for start in range(0, rows, step := max(1, _AT_ONCE // max(columns, 1))):
+        part = trits_NK[start : start + step]
+        if part.numel() and int(part.abs().amax()) > 1:
+            raise ValueError("trits must be -1, 0 or 1")
+        digits = torch.nn.functional.pad(part + 1, (0, width * TRITS_PER_BYTE - columns), value=1).to(torch.uint8)
+        values = digits.view(len(part), width, TRITS_PER_BYTE).mul_(_powers(part.device))
+        torch.sum(values, dim=2, dtype=torch.uint8, out=encoded[start : start + step])
+    return encoded
 
 
 def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tensor:
@@ -53,15 +57,15 @@ def decode_at_rest(encoded: Tensor, columns: int, name: str = "weight") -> Tenso
             f"{name}: {columns} trits a row at rest are uint8 with {width} bytes a row, "
             f"got {encoded.dtype} of shape {tuple(encoded.shape)}"
         )
-    codes = encoded.flatten()
-    bad = torch.nonzero(codes >= CODES)
-    if bad.numel():
+    if (bad := torch.nonzero((codes := encoded.flatten()) >= CODES)).numel():
         offset = int(bad[0])
         raise CheckpointError(f"{name}: byte {int(codes[offset])} at offset {offset} is no code of five trits (0..242)")
-    digits = (encoded.unsqueeze(2) // _powers(encoded.device)) % 3
-    trits = digits.to(torch.int8).flatten(start_dim=1) - 1
-    padding = trits[:, columns:]
-    if padding.numel() and bool(padding.any()):
-        row = int(torch.nonzero(padding.any(dim=1))[0])
-        raise CheckpointError(f"{name}: padding at the end of row {row} is not zero")
-    return trits[:, :columns].contiguous()
+    decoded = torch.empty(encoded.shape[0], columns, dtype=torch.int8, device=encoded.device)
+    for start in range(0, encoded.shape[0], step := max(1, _AT_ONCE // max(columns, 1))):
+        digits = encoded[start : start + step].unsqueeze(2) // _powers(encoded.device) % 3
+        trits = digits.to(torch.int8).flatten(start_dim=1) - 1
+        if bool((padding := trits[:, columns:]).any()):
+            row = start + int(torch.nonzero(padding.any(dim=1))[0])
+            raise CheckpointError(f"{name}: padding at the end of row {row} is not zero")
+        decoded[start : start + step] = trits[:, :columns]
+    return decoded

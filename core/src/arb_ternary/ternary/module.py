@@ -29,11 +29,10 @@ GAUSSIAN_DENSITY: Final = 0.690
 #: The backend that serves every device, and the device without memory.
 _TORCH, _META = "torch", "meta"
 
-#: The optimizer that took over the thresholds of a module when it was built.
-OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
-
 #: Whether initial trits are drawn. A model whose weights come from elsewhere is built faster when they are all 0.
 DRAWS: Final = ContextVar("DRAWS", default=True)
+#: The optimizer that took over the thresholds of a module when it was built.
+OPTIMIZERS: Final[WeakKeyDictionary[torch.nn.Module, ReferenceType[object]]] = WeakKeyDictionary()
 
 
 def initial_trits(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
