@@ -29,11 +29,6 @@ class TensorType:
         """Bytes of a row of ``columns`` weights, a multiple of ``block``."""
         return columns // self.block * self.size
 
-    @property
-    def bits(self) -> float:
-        """Bits of a weight."""
-        return 8 * self.size / self.block
-
 
 F32: Final = TensorType(0, "F32", 1, 4)
 F16: Final = TensorType(1, "F16", 1, 2)
