@@ -45,16 +45,10 @@ class HfModel:
         self.folder = model_folder(source)
         self.config: ModelConfig = read_model_config(self.folder / "config.json")
         self.weights = WeightFiles.open(self.folder)
-        self._names = dict.fromkeys(
-            neutral_names(
-                self.config.architecture,
-                int(self.config.options["layers"]),
-                tied=self.config.tied,
-                biases=self.config.biases,
-            )
-            if self._has_layers()
-            else ()
-        )
+        self._check_layers()
+        layers = int(self.config.options["layers"])
+        names = neutral_names(self.config.architecture, layers, tied=self.config.tied, biases=self.config.biases)
+        self._names = dict.fromkeys(names)
         for name in self._names:
             self._check(name)
 
@@ -130,13 +124,12 @@ class HfModel:
             return weight.float() * self._scale(name) if scaled else weight
         return ScaledTrits(parts.trits, parts.scale * self._scale(name), parts.group_size) if scaled else parts
 
-    def _has_layers(self) -> bool:
+    def _check_layers(self) -> None:
         """DataError before ``layers`` names are made, where the files have not so many."""
         layers = int(self.config.options["layers"])
         last = hf_name(f"blocks.{layers - 1}.attention.query")
         if self.weights.entry(last) is None:
             raise DataError(f"{self.config.path}: 'num_hidden_layers' is {layers}, and there is no tensor {last!r}")
-        return True
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The logical shape that the config gives a tensor."""
