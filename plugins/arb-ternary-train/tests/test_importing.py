@@ -258,6 +258,9 @@ def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(capsys:
     command = ["train", "bird/config.yaml", "--steps", "2", "-o", "phases.0.warmup_steps=0", "--run-dir", "tuned"]
     assert main([*command, "--init-from", "bird"]) == 0
     assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
+    assert main(["train", "bird/config.yaml", "--run-dir", "bird", "--resume"]) == 1
+    assert "arb train bird/config.yaml --init-from bird --run-dir bird-tuned" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("feathers")

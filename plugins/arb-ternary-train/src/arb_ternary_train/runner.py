@@ -226,6 +226,12 @@ def _checkpoint(store: CheckpointStore, request: RunRequest, named: Path | None)
 
 
 def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+    if "imported" in checkpoint.identity:
+        run = checkpoint.path.parent.parent
+        raise CheckpointError(
+            f"{checkpoint.path}: the model was imported here, and there is no training to go on with",
+            f"Start from its weights: arb train {run}/config.yaml --init-from {run} --run-dir {run}-tuned",
+        )
     if lines := differences(checkpoint.identity, identity):
         raise CheckpointError(
             f"{checkpoint.path}: it belongs to another run: {len(lines)} settings differ",
