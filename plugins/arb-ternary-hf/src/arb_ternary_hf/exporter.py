@@ -27,6 +27,8 @@ from arb_ternary_text.models.decoder import Decoder
 __all__ = ["HfExporter", "build"]
 
 _HEAD = "lm_head"
+#: Rows that are made dense together.
+_ROWS = 1024
 
 
 class HfExporter:
@@ -107,14 +109,23 @@ class HfExporter:
                 if stored.endswith("v_proj.bias") and _has_output_bias(model):
                     yield stored.replace("v_proj", "o_proj"), torch.zeros(model.config.width, dtype=dtype)
             elif self._config.layout == "dense" or not is_linear(name) or stored.removesuffix(".weight") in skipped:
-                yield stored, weight.dense().to(dtype)
+                yield stored, _dense(weight, dtype)
             elif self._config.layout == "packed":
                 yield stored, pack(_packable(name, weight))
                 yield f"{stored}_scale", torch.tensor([1 / (weight.scale * 2.0 ** _exponent(name, weight))])
             else:
                 # The class computes in the dtype in which these lie in the file, whatever the rest is loaded as.
-                yield stored, evolve(weight, scale=1.0).dense().to(dtype)
+                yield stored, _dense(evolve(weight, scale=1.0), dtype)
                 yield f"{stored}_scale", torch.tensor([weight.scale])
+
+
+def _dense(weight: TernaryWeight, dtype: torch.dtype) -> Tensor:
+    """The matrix in ``dtype``, made some rows at a time: on the way its numbers and exponents have 32 bits each."""
+    dense = torch.empty(weight.trits.shape, dtype=dtype)
+    for start in range(0, len(dense), _ROWS):
+        some = slice(start, start + _ROWS)
+        dense[some] = evolve(weight, trits=weight.trits[some], exponent=weight.exponent[some]).dense()
+    return dense
 
 
 def _has_ternary_linears(model: Decoder) -> bool:
