@@ -33,9 +33,9 @@ SEEDS: Final = (0, 1, 2)
 PUBLISHED: Final = ("model.architecture=bitnet", "model.query_key_norm=null")
 #: Rates that are tried: of AdamW for the float masters, of votes for the trits.
 RATES: Final[dict[str, tuple[float, ...]]] = {
-    "qat": (0.001, 0.002, 0.004, 0.008),
-    "votes": (0.025, 0.05, 0.1, 0.2),
-    "votes_pure": (0.025, 0.05, 0.1, 0.2),
+    "qat": (0.002, 0.004, 0.008),
+    "votes": (0.05, 0.1, 0.2),
+    "votes_pure": (0.05, 0.1, 0.2),
 }
 #: Of the float embedding beside votes.
 EMBEDDING_RATE: Final = 0.004
@@ -118,34 +118,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--steps", type=int, default=600, help="of a fine-tuning (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="of a fine-tuning (default: %(default)s)")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     texts = parts(arguments.work)
     studies = {seed: Study(arguments.work, seed, arguments.steps, texts) for seed in SEEDS}
-    pretrained = {seed: study.publish() for seed, study in studies.items()}
+    pretrained = {0: studies[0].publish()}
+    trials = {
+        rule: {rate: studies[0].tuned(rule, rate, "choice")["validation_loss"] for rate in rates}
+        for rule, rates in RATES.items()
+    }
+    pretrained |= {seed: studies[seed].publish() for seed in SEEDS[1:]}
     result: dict[str, Any] = {
         "command": f"{Path(__file__).name} --steps {arguments.steps}",
         "machine": machine_facts(),
         "pretrained_validation_loss": pretrained,
         "rules": {},
     }
-    for rule, rates in RATES.items():
-        trials = {rate: studies[0].tuned(rule, rate, "choice")["validation_loss"] for rate in rates}
-        rate = min(trials, key=lambda rate: trials[rate])
+    for rule, losses_by_rate in trials.items():
+        rate = min(losses_by_rate, key=lambda rate: losses_by_rate[rate])
         reports = {seed: study.tuned(rule, rate, "validation") for seed, study in studies.items()}
         before = {seed: study.tuned(rule, NO_RATE, "validation", steps=1) for seed, study in studies.items()}
         losses = {seed: report["validation_loss"] for seed, report in reports.items()}
-        audit = reports[0]["audit"]
         result["rules"][rule] = {
-            "trials": trials,
+            "trials": losses_by_rate,
             "rate": rate,
             "before": {seed: report["validation_loss"] for seed, report in before.items()},
             "losses": losses,
             "mean": statistics.fmean(losses.values()),
             "standard_deviation": statistics.stdev(losses.values()),
-            "state_bytes": audit["state_bytes"],
-            "state_bits_per_parameter": audit["state_bits_per_parameter"],
+            "state_bytes": reports[0]["audit"]["state_bytes"],
+            "state_bits_per_parameter": reports[0]["audit"]["state_bits_per_parameter"],
             "linears": reports[0]["linears"],
         }
         print(rule, json.dumps(result["rules"][rule]), flush=True)
