@@ -33,7 +33,7 @@ SEEDS: Final = (0, 1, 2)
 PUBLISHED: Final = ("model.architecture=bitnet", "model.query_key_norm=null")
 #: Rates that are tried: of AdamW for the float masters, of votes for the trits.
 RATES: Final[dict[str, tuple[float, ...]]] = {
-    "qat": (0.002, 0.004, 0.008),
+    "qat": (0.002, 0.004, 0.008, 0.016),
     "votes": (0.05, 0.1, 0.2),
     "votes_pure": (0.05, 0.1, 0.2),
 }
