@@ -9,12 +9,13 @@ import torch
 from attrs import evolve
 
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary_gguf.config import GgufConfig, GgufImportConfig
+from arb_ternary_gguf.config import GgufConfig
 from arb_ternary_gguf.exporter import GgufExporter
 from arb_ternary_gguf.importer import GgufImporter
-from arb_ternary_hf.config import HfExportConfig, HfImportConfig
+from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
 from arb_ternary_hf.importer import HfImporter
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
 METADATA = {"name": "a-run", "step": 1, "model": {}, "versions": {}, "tokenizer": {"kind": "bytes"}}
@@ -68,8 +69,8 @@ def test_a_model_comes_back_the_same_from_either_format(tmp_path: Path, architec
     HfExporter(HfExportConfig(layout="packed")).export(model, tmp_path / "hf", METADATA)
     GgufExporter(GgufConfig()).export(model, tmp_path / "model.gguf", METADATA)
     found = [
-        HfImporter(HfImportConfig()).load(tmp_path / "hf"),
-        GgufImporter(GgufImportConfig()).load(tmp_path / "model.gguf"),
+        HfImporter(ImportConfig()).load(tmp_path / "hf"),
+        GgufImporter(ImportConfig()).load(tmp_path / "model.gguf"),
     ]
     expected = {name: module.trits() for name, module in ternary_modules(model)}
     for imported in found:

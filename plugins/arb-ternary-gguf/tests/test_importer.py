@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary_gguf.config import GgufImportConfig
 from arb_ternary_gguf.importer import GgufImporter
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
@@ -22,7 +22,7 @@ ARCHITECTURES = ["llama", "qwen3", "arcee", "bitnet"]
 
 
 def load(path: Path, **options: Any) -> tuple[Decoder, Any]:
-    found = GgufImporter(GgufImportConfig(**options)).load(path)
+    found = GgufImporter(ImportConfig(**options)).load(path)
     settings = {key: value for key, value in found.model.items() if key != "name"}
     model = Decoder(DecoderConfig(**settings), found.vocabulary_size)
     found.fill(model)
@@ -81,7 +81,7 @@ def test_float_sources_become_trits(decoder: Make, export: Export) -> None:
 
 def test_inspect_is_plain_json_and_reads_no_weights(decoder: Make, export: Export) -> None:
     path = export(decoder("llama", linear_scales=False, tie_embeddings=True), "tq2_0")
-    said = GgufImporter(GgufImportConfig()).inspect(path)
+    said = GgufImporter(ImportConfig()).inspect(path)
     assert json.loads(json.dumps(said)) == said
     assert {key: said[key] for key in ("format", "architecture", "vocabulary_size", "unmapped", "scales")} == {
         "format": "gguf",
@@ -110,7 +110,7 @@ def test_inspect_lists_a_model_that_is_not_imported(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    importer = GgufImporter(GgufImportConfig())
+    importer = GgufImporter(ImportConfig())
     assert importer.recognises(path)
     assert not importer.recognises(tmp_path)
     said = importer.inspect(path)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from arb_ternary.errors import ArbError
-from arb_ternary_hf.config import HfImportConfig
 from arb_ternary_hf.importer import HfImporter
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
 Make = Callable[..., Decoder]
@@ -67,7 +67,7 @@ def mutated_json(value: Any, chance: random.Random) -> Any:
 
 def try_everything(folder: Path) -> bool:
     """Inspect, load and fill; whether the folder was accepted. Only an ``ArbError`` may be raised."""
-    importer = HfImporter(HfImportConfig())
+    importer = HfImporter(ImportConfig())
     importer.recognises(folder)
     try:
         json.dumps(importer.inspect(folder))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_hf.codes import pack
-from arb_ternary_hf.config import HfImportConfig
 from arb_ternary_hf.importer import HfImporter
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_train.protocols import ImportedModel
 
@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 
 def load(folder: Path, changes: Any = None, **options: Any) -> tuple[Decoder, ImportedModel]:
     """The model of a folder; ``changes`` are made to its options, which the folder does not decide."""
-    found = HfImporter(HfImportConfig(**options)).load(folder)
+    found = HfImporter(ImportConfig(**options)).load(folder)
     settings = {name: value for name, value in found.model.items() if name != "name"}
     model = Decoder(DecoderConfig(**{**settings, **(changes or {})}), found.vocabulary_size)
     found.fill(model)

@@ -13,10 +13,10 @@ import torch
 from huggingface_hub import constants
 
 from arb_ternary.errors import DataError, EnvironmentProblem
-from arb_ternary_hf.config import HfImportConfig
 from arb_ternary_hf.folder import fetched, model_folder
 from arb_ternary_hf.importer import HfImporter
 from arb_ternary_hf.published import HfModel
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.interchange.published import ScaledTrits
 from arb_ternary_text.models.decoder import Decoder
 
@@ -158,7 +158,7 @@ def test_what_is_left_out_is_said(change: Callable[..., Path]) -> None:
 
 def test_inspect_tells_everything_without_reading_weights(change: Callable[..., Path]) -> None:
     folder = change({QUERY: torch.full((16, 64), 255, dtype=torch.uint8)})  # codes of 3, which are not looked at
-    told = HfImporter(HfImportConfig()).inspect(folder)
+    told = HfImporter(ImportConfig()).inspect(folder)
     assert json.loads(json.dumps(told)) == told
     linears = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) + 256 * 64
     others = 256 * 64 + 5 * 64 + 15
@@ -171,7 +171,7 @@ def test_inspect_tells_everything_without_reading_weights(change: Callable[..., 
 
 
 def test_folders_and_the_hubs_cache_are_recognised(tmp_path: Path, change: Callable[..., Path]) -> None:
-    importer = HfImporter(HfImportConfig())
+    importer = HfImporter(ImportConfig())
     folder = change()
     assert importer.recognises(folder)
     assert not importer.recognises(folder / "config.json")
@@ -211,7 +211,7 @@ def test_addresses_of_the_hub_are_looked_up_in_its_cache(
     (tmp_path / "models--org--name" / "refs").mkdir()
     (tmp_path / "models--org--name" / "refs" / "main").write_text(revision)
     assert fetched("hf://org/name") == snapshot
-    assert HfImporter(HfImportConfig()).fetch(f"hf://org/name@{revision}") == snapshot
+    assert HfImporter(ImportConfig()).fetch(f"hf://org/name@{revision}") == snapshot
     for wrong in ("hf://name", "hf://a/b/c", "hf://../x", "https://a/b"):
         with pytest.raises(DataError, match=r"must be hf://org/name|cannot be fetched"):
             fetched(wrong)

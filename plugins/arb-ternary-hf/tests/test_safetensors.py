@@ -1,4 +1,4 @@
-"""Safetensors files, against the library of that name."""
+"""The weight files of a folder, against the library safetensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from arb_ternary.errors import DataError
 from arb_ternary_hf.folder import WeightFiles
-from arb_ternary_hf.safetensors_reader import DTYPES, SafetensorsFile
 from arb_ternary_hf.safetensors_writer import write_shards
 
 TENSORS = {
@@ -24,18 +23,6 @@ TENSORS = {
     "empty": torch.zeros(0, 4),
     "scalar": torch.tensor(2.5, dtype=torch.float16),
 }
-
-
-def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
-    written = {name: torch.zeros(3, dtype=dtype) for name, dtype in DTYPES.items()} | TENSORS
-    safetensors.torch.save_file(written, tmp_path / "x", metadata={"format": "pt"})
-    file = SafetensorsFile.open(tmp_path / "x")
-    assert file.metadata == {"format": "pt"}
-    assert file.entries.keys() == written.keys()
-    for name, tensor in written.items():
-        read = file.read(name)
-        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
-        assert torch.equal(read.flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), name
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
@@ -66,58 +53,6 @@ def write(path: Path, header: Any, data: bytes = b"", length: int | None = None)
 
 def one(**changes: Any) -> dict[str, Any]:
     return {"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
-
-
-@pytest.mark.parametrize(
-    ("header", "data", "message"),
-    [
-        (b"{", b"", "is not JSON"),
-        (b"[]", b"", "holds a JSON list"),
-        (b"[" * 100000, b"", "is not JSON"),
-        (b'{"t":' + b"9" * 5000 + b"}", b"", "is not JSON"),
-        (b'{"a":{},"a":{}}', b"", "the key 'a' stands there twice"),
-        (b"\xff{}", b"", "is not JSON"),
-        ({"__metadata__": {"a": 1}}, b"", "must hold strings only"),
-        ({"t": 3}, b"", "must have dtype, shape and data_offsets"),
-        ({"t": {"dtype": "F32", "shape": []}}, b"", "must have dtype, shape and data_offsets"),
-        (one(dtype="F4"), b"\0" * 8, "dtype 'F4' is none of F64"),
-        (one(dtype=[]), b"\0" * 8, "is none of"),
-        (one(shape=[-2]), b"\0" * 8, "shape must be at most 8 whole numbers"),
-        (one(shape=[True, 2]), b"\0" * 8, "shape must be"),
-        (one(shape=[2.0]), b"\0" * 8, "shape must be"),
-        (one(shape=[1] * 9), b"\0" * 8, "shape must be"),
-        (one(shape=[1 << 62, 1 << 62]), b"\0" * 8, "and data_offsets give 8"),
-        (one(data_offsets=[8, 0]), b"\0" * 8, "must be a begin and an end"),
-        (one(data_offsets=[0]), b"\0" * 8, "must be a begin and an end"),
-        (one(data_offsets=[0, 16], shape=[4]), b"\0" * 8, "the file is truncated"),
-        (one(), b"\0" * 9, "1 bytes at the end belong to no tensor"),
-        (one(data_offsets=[1, 9]), b"\0" * 9, "leaves a gap before it"),
-        ({**one(), "u": one()["t"]}, b"\0" * 8, "overlaps the tensor before it"),
-    ],
-)
-def test_a_header_that_does_not_describe_the_file_is_an_error(
-    tmp_path: Path, header: Any, data: bytes, message: str
-) -> None:
-    path = write(tmp_path / "x.safetensors", header, data)
-    with pytest.raises(DataError, match=r"x\.safetensors") as caught:
-        SafetensorsFile.open(path)
-    assert message in caught.value.what
-    assert len(str(caught.value)) < 800
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])
-def test_a_file_shorter_than_it_says_is_an_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError, match="no safetensors file, or truncated"):
-        SafetensorsFile.open(tmp_path / "x")
-
-
-def test_a_file_that_is_cut_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", one(), b"\0" * 8)
-    file = SafetensorsFile.open(path)
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DataError, match="ends 3 bytes too early"):
-        file.read("t")
 
 
 def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:

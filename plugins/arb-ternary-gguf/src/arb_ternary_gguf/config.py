@@ -9,7 +9,7 @@ from attrs.validators import in_
 
 from arb_ternary.config.options import option
 
-__all__ = ["GgufConfig", "GgufImportConfig"]
+__all__ = ["GgufConfig"]
 
 
 @frozen(kw_only=True)
@@ -21,21 +21,4 @@ class GgufConfig:
         "type of the ternary matrices, which has to hold each exactly; auto = for each the smallest that does. Float "
         "matrices are f16, bf16 or f32, the first that is exact, unless a float type is named here",
         validator=in_(("auto", "f32", "f16", "bf16", "tq1_0", "tq2_0", "q2_0", "q4_0")),
-    )
-
-
-@frozen(kw_only=True)
-class GgufImportConfig:
-    """What becomes of scales that are no powers of two, and of float matrices."""
-
-    scales: Literal["fold", "round", "float"] = option(
-        "fold",
-        "scales that are no powers of two: fold = exactly into gains of norms, round = to the nearest power of two, "
-        "float = kept as a float factor of each linear",
-        validator=in_(("fold", "round", "float")),
-    )
-    float_sources: Literal["keep", "ternary"] = option(
-        "keep",
-        "float matrices: keep = as float parts, ternary = rounded to trits, what is left going to the votes",
-        validator=in_(("keep", "ternary")),
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from arb_ternary.errors import DataError
-from arb_ternary_gguf.config import GgufImportConfig
 from arb_ternary_gguf.metadata import ArrayInFile
 from arb_ternary_gguf.published import GgufModel
 from arb_ternary_gguf.reader import GgufFile, is_gguf
 from arb_ternary_gguf.trits import is_ternary
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.interchange.importing import imported
 from arb_ternary_train.protocols import ImportedModel
 
@@ -30,7 +30,7 @@ class GgufImporter:
         config: the options.
     """
 
-    def __init__(self, config: GgufImportConfig) -> None:
+    def __init__(self, config: ImportConfig) -> None:
         self._config = config
 
     def recognises(self, source: Path) -> bool:
@@ -70,7 +70,7 @@ class GgufImporter:
         return imported(model, scales=self._config.scales, float_sources=self._config.float_sources)
 
 
-def build(config: GgufImportConfig) -> GgufImporter:
+def build(config: ImportConfig) -> GgufImporter:
     """Factory of the importer ``gguf``."""
     return GgufImporter(config)
 

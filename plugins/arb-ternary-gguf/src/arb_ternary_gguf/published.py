@@ -20,7 +20,7 @@ from arb_ternary_gguf.rotary_rows import INTERLEAVED, from_interleaved
 from arb_ternary_gguf.trits import GroupSize, is_ternary, read_tensor
 from arb_ternary_gguf.values import FORMATS
 from arb_ternary_gguf.vocabulary_reading import read_vocabulary
-from arb_ternary_text.interchange.published import ScaledTrits
+from arb_ternary_text.interchange.published import ScaledTrits, part_shapes
 
 __all__ = ["ARCHITECTURES", "GgufModel"]
 
@@ -209,11 +209,9 @@ class GgufModel:
         options = self.options
         if not 1 <= options["layers"] <= len(self._file.tensors):
             raise DataError(f"{self._file.path}: it claims {options['layers']} blocks, and has no tensors for them")
-        wanted = _shapes(self.architecture, options)
         embedding = self._infos.get("embedding")
-        vocabulary = embedding.shape[0] if embedding is not None else 0
-        for path, shape in wanted.items():
-            expected = tuple(vocabulary if size is None else size for size in shape)
+        wanted = _shapes(self.architecture, options, embedding.shape[0] if embedding is not None else 0)
+        for path, expected in wanted.items():
             info = self._infos.get(path)
             if info is None:
                 if ".biases." in path or path == "head":
@@ -226,31 +224,17 @@ class GgufModel:
         self._infos = {path: info for path, info in self._infos.items() if path in wanted}
 
 
-def _shapes(architecture: str, options: Mapping[str, Any]) -> dict[str, tuple[int | None, ...]]:
-    """The shape of every tensor of a model; None stands for the size of the vocabulary."""
-    width, hidden, head_dim = options["width"], options["feed_forward"], options["head_dim"]
-    queries, keys = options["heads"] * head_dim, options["kv_heads"] * head_dim
-    block: dict[str, tuple[int | None, ...]] = {
-        "attention.norm": (width,),
-        "attention.query": (queries, width),
-        "attention.key": (keys, width),
-        "attention.value": (keys, width),
-        "attention.biases.query": (queries,),
-        "attention.biases.key": (keys,),
-        "attention.biases.value": (keys,),
-        "attention.output": (width, queries),
-        "feed_forward.norm": (width,),
-        "feed_forward.up": (hidden, width),
-        "feed_forward.down": (width, hidden),
-    }
-    if architecture != "arcee":
-        block["feed_forward.gate"] = (hidden, width)
-    if architecture == "qwen3":
-        block |= {"attention.query_norm": (head_dim,), "attention.key_norm": (head_dim,)}
-    if architecture == "bitnet":
-        block |= {"attention.output_norm": (queries,), "feed_forward.hidden_norm": (hidden,)}
-    blocks = {f"blocks.{i}.{part}": shape for i in range(options["layers"]) for part, shape in block.items()}
-    return {"embedding": (None, width), **blocks, "final_norm": (width,), "head": (None, width)}
+def _shapes(architecture: str, options: Mapping[str, Any], vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model of that architecture."""
+    absent = {"feed_forward.gate"} if architecture == "arcee" else set()
+    if architecture != "qwen3":
+        absent |= {"attention.query_norm", "attention.key_norm"}
+    if architecture != "bitnet":
+        absent |= {"attention.output_norm", "feed_forward.hidden_norm"}
+    parts = {name: shape for name, shape in part_shapes(options, vocabulary_size).items() if name not in absent}
+    block = [name for name in parts if "." in name]
+    blocks = {f"blocks.{i}.{name}": parts[name] for i in range(options["layers"]) for name in block}
+    return {"embedding": parts["embedding"], **blocks, "final_norm": parts["final_norm"], "head": parts["head"]}
 
 
 def _times(found: Tensor | ScaledTrits, factor: float) -> Tensor | ScaledTrits:

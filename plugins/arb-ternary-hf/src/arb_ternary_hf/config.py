@@ -9,7 +9,7 @@ from attrs.validators import in_, instance_of, optional
 
 from arb_ternary.config.options import Rule, option
 
-__all__ = ["HfExportConfig", "HfImportConfig"]
+__all__ = ["HfExportConfig"]
 
 
 @frozen(kw_only=True)
@@ -39,20 +39,3 @@ class HfExportConfig:
     def float_dtype(self) -> str:
         """``dtype``, with its default filled in."""
         return self.dtype or ("bfloat16" if self.layout == "dense_w1a8" else "float32")
-
-
-@frozen(kw_only=True)
-class HfImportConfig:
-    """How a model folder is read."""
-
-    scales: Literal["fold", "round", "float"] = option(
-        "fold",
-        "float scales of ternary matrices: folded exactly into gains where the architecture allows, rounded to powers "
-        "of two, or kept as float factors",
-        validator=in_(("fold", "round", "float")),
-    )
-    float_sources: Literal["keep", "ternary"] = option(
-        "keep",
-        "float matrices stay float, or become ternary by the absmean rule with what was rounded off as votes",
-        validator=in_(("keep", "ternary")),
-    )

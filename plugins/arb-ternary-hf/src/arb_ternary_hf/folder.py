@@ -12,8 +12,8 @@ from torch import Tensor
 
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary_hf.json_file import Values, read_object
-from arb_ternary_hf.safetensors_reader import Entry, SafetensorsFile
 from arb_ternary_hf.safetensors_writer import INDEX_NAME, SINGLE_NAME
+from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor
 
 __all__ = ["SCHEME", "WeightFiles", "fetched", "model_folder"]
 
@@ -49,8 +49,8 @@ class WeightFiles:
             single = folder / SINGLE_NAME
             if not single.is_file():
                 raise _without_weights(folder)
-            file = SafetensorsFile.open(single)
-            return cls(dict.fromkeys(file.entries, file))
+            file = SafetensorsFile(single)
+            return cls(dict.fromkeys(file, file))
         placed = Values(str(index), read_object(index, _MAX_INDEX_BYTES)).within("weight_map")
         if placed is None:
             raise DataError(f"{index}: 'weight_map' is missing: it names the file of each tensor")
@@ -60,20 +60,20 @@ class WeightFiles:
             if type(file_name) is not str or Path(file_name).name != file_name or "\0" in file_name:
                 raise DataError(f"{index}: 'weight_map': {name[:120]!r} is in {file_name!r}, which is no file name")
             if file_name not in opened:
-                opened[file_name] = SafetensorsFile.open(folder / file_name)
-            if name not in opened[file_name].entries:
+                opened[file_name] = SafetensorsFile(folder / file_name)
+            if name not in opened[file_name]:
                 raise DataError(f"{index}: 'weight_map': {name[:120]!r} is not in {file_name}")
             files[name] = opened[file_name]
         return cls(files)
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> StoredTensor | None:
         """What a header says of a tensor; None when the folder has none of this name."""
         file = self.files.get(name)
         return None if file is None else file.entries[name]
 
     def read(self, name: str) -> Tensor:
         """A tensor, from disk."""
-        return self.files[name].read(name)
+        return self.files[name][name]
 
 
 def model_folder(source: Path) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from arb_ternary.errors import ArbError
-from arb_ternary_hf.config import HfImportConfig
 from arb_ternary_hf.folder import fetched, model_folder
 from arb_ternary_hf.json_file import read_object
 from arb_ternary_hf.published import HfModel
+from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.interchange.importing import imported
 from arb_ternary_train.protocols import ImportedModel
 
@@ -21,7 +21,7 @@ __all__ = ["HfImporter", "build"]
 class HfImporter:
     """Reads model folders, the hub's cache, and ``hf://org/name``."""
 
-    def __init__(self, config: HfImportConfig) -> None:
+    def __init__(self, config: ImportConfig) -> None:
         self._config = config
 
     def fetch(self, source: str) -> Path:
@@ -44,10 +44,8 @@ class HfImporter:
         for name, file in model.weights.files.items():
             entry = file.entries[name]
             count = math.prod(entry.shape) * (4 if entry.dtype == "U8" else 1)
-            parameters, stored = parameters + count, stored + entry.end - entry.start
-            tensors.append(
-                {"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.end - entry.start}
-            )
+            parameters, stored = parameters + count, stored + entry.nbytes
+            tensors.append({"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes})
         tokenizer = model.tokenizer
         return {
             "format": "hf",
@@ -69,6 +67,6 @@ class HfImporter:
         return imported(model, scales=self._config.scales, float_sources=self._config.float_sources)
 
 
-def build(config: HfImportConfig) -> HfImporter:
+def build(config: ImportConfig) -> HfImporter:
     """Factory of the importer ``hf``."""
     return HfImporter(config)

@@ -33,7 +33,7 @@ def arb_register_importers() -> Sequence[ImporterSpec]:
         ImporterSpec(
             name="hf",
             target="arb_ternary_hf.importer:build",
-            config="arb_ternary_hf.config:HfImportConfig",
+            config="arb_ternary_text.interchange.config:ImportConfig",
             schemes=("hf",),
             summary="a folder of transformers, the hub's cache, or hf://org/name: packed, dense ternary and float",
         ),

@@ -17,7 +17,7 @@ from arb_ternary_hf.folder import WeightFiles, model_folder
 from arb_ternary_hf.model_config import ModelConfig, read_model_config
 from arb_ternary_hf.tensor_names import hf_name, is_linear, neutral_names
 from arb_ternary_hf.tokenizer_files import read_tokenizer
-from arb_ternary_text.interchange.published import ScaledTrits
+from arb_ternary_text.interchange.published import ScaledTrits, part_shapes
 
 __all__ = ["HfModel"]
 
@@ -133,30 +133,7 @@ class HfModel:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The logical shape that the config gives a tensor."""
-        get = self.config.options.__getitem__
-        width, hidden = get("width"), get("feed_forward")
-        queries, keys = get("heads") * get("head_dim"), get("kv_heads") * get("head_dim")
-        known = {
-            "embedding": (self.vocabulary_size, width),
-            "head": (self.vocabulary_size, width),
-            "final_norm": (width,),
-            "attention.norm": (width,),
-            "attention.query": (queries, width),
-            "attention.key": (keys, width),
-            "attention.value": (keys, width),
-            "attention.biases.query": (queries,),
-            "attention.biases.key": (keys,),
-            "attention.biases.value": (keys,),
-            "attention.query_norm": (get("head_dim"),),
-            "attention.key_norm": (get("head_dim"),),
-            "attention.output_norm": (queries,),
-            "attention.output": (width, queries),
-            "feed_forward.norm": (width,),
-            "feed_forward.gate": (hidden, width),
-            "feed_forward.up": (hidden, width),
-            "feed_forward.hidden_norm": (hidden,),
-            "feed_forward.down": (width, hidden),
-        }
+        known = part_shapes(self.config.options, self.vocabulary_size)
         return known[name.split(".", 2)[2] if name.startswith("blocks.") else name]
 
     def _check(self, name: str) -> None:

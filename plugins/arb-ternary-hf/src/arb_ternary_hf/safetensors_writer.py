@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import ComponentError
-from arb_ternary_hf.safetensors_reader import DTYPES
+from arb_ternary_train.safetensors_file import DTYPES
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "write_shards"]
 

@@ -109,7 +109,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
         end = 8 + length
         for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):
             if entry.start != end:
-                raise self._fault(f"tensor {name!r} begins at byte {entry.start}, the one before it ends at {end}")
+                raise self._fault(f"tensor {name!r:.120} begins at byte {entry.start}, the one before it ends at {end}")
             end += entry.nbytes
         if end != size:
             raise self._fault(f"its tensors end at byte {end}, the file has {size}")
@@ -129,9 +129,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
                 file.seek(entry.start)
                 done = file.readinto(raw.numpy().data)
         except OSError as error:
-            raise DataError(f"{self.path}: tensor {name!r} cannot be read: {error.strerror}") from error
+            raise DataError(f"{self.path}: tensor {name!r:.120} cannot be read: {error.strerror}") from error
         if done < entry.nbytes:
-            raise self._fault(f"tensor {name!r} ends after {done} of {entry.nbytes} bytes")
+            raise self._fault(f"tensor {name!r:.120} ends after {done} of {entry.nbytes} bytes")
         typed = raw.bool() if entry.dtype == "BOOL" else raw.view(DTYPES[entry.dtype])
         return typed.reshape(entry.shape)
 
@@ -163,12 +163,12 @@ class SafetensorsFile(Mapping[str, Tensor]):
         value = found if isinstance(found, dict) else {}
         dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise self._fault(f"tensor {name!r} is of the unknown kind {dtype!r:.40}")
+            raise self._fault(f"tensor {name!r:.120} is of the unknown kind {dtype!r:.40}")
         if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-            raise self._fault(f"tensor {name!r} has shape {shape!r:.80} at {offsets!r:.80}")
+            raise self._fault(f"tensor {name!r:.120} has shape {shape!r:.80} at {offsets!r:.80}")
         start, end = offsets
         if math.prod(shape) * DTYPES[dtype].itemsize != end - start:
-            raise self._fault(f"tensor {name!r}, {dtype} of shape {shape!r:.80}, has {end - start} bytes")
+            raise self._fault(f"tensor {name!r:.120}, {dtype} of shape {shape!r:.80}, has {end - start} bytes")
         return StoredTensor(dtype, tuple(shape), first + start, end - start)
 
 

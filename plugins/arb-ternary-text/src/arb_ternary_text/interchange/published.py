@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["PublishedModel", "ScaledTrits"]
+__all__ = ["PublishedModel", "ScaledTrits", "part_shapes"]
 
 
 @frozen(eq=False)
@@ -65,3 +65,35 @@ class PublishedModel(Protocol):
 
     def read(self, name: str) -> Tensor | ScaledTrits:
         """One tensor from disk: trits with their scales, or floats (a matrix, or a vector for norms and biases)."""
+
+
+def part_shapes(options: Mapping[str, Any], vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """The logical shape of every tensor that a decoder may have, those of a block without ``blocks.{i}.``.
+
+    Args:
+        options: see :class:`PublishedModel`; ``width``, ``feed_forward``, ``heads``, ``kv_heads`` and ``head_dim``.
+        vocabulary_size: rows of embedding and head.
+    """
+    width, hidden, head_dim = options["width"], options["feed_forward"], options["head_dim"]
+    queries, keys = options["heads"] * head_dim, options["kv_heads"] * head_dim
+    return {
+        "embedding": (vocabulary_size, width),
+        "final_norm": (width,),
+        "head": (vocabulary_size, width),
+        "attention.norm": (width,),
+        "attention.query": (queries, width),
+        "attention.key": (keys, width),
+        "attention.value": (keys, width),
+        "attention.biases.query": (queries,),
+        "attention.biases.key": (keys,),
+        "attention.biases.value": (keys,),
+        "attention.query_norm": (head_dim,),
+        "attention.key_norm": (head_dim,),
+        "attention.output_norm": (queries,),
+        "attention.output": (width, queries),
+        "feed_forward.norm": (width,),
+        "feed_forward.gate": (hidden, width),
+        "feed_forward.up": (hidden, width),
+        "feed_forward.hidden_norm": (hidden,),
+        "feed_forward.down": (width, hidden),
+    }

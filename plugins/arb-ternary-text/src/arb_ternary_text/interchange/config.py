@@ -1,0 +1,29 @@
+"""Options of every importer of published models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+from attrs.validators import in_
+
+from arb_ternary.config.options import option
+
+__all__ = ["ImportConfig"]
+
+
+@frozen(kw_only=True)
+class ImportConfig:
+    """What becomes of scales that are no powers of two, and of float matrices."""
+
+    scales: Literal["fold", "round", "float"] = option(
+        "fold",
+        "scales that are no powers of two: fold = exactly into gains of norms, round = to the nearest power of two, "
+        "float = kept as a float factor of each linear",
+        validator=in_(("fold", "round", "float")),
+    )
+    float_sources: Literal["keep", "ternary"] = option(
+        "keep",
+        "float matrices: keep = as float parts, ternary = rounded to trits, what is left going to the votes",
+        validator=in_(("keep", "ternary")),
+    )
