@@ -130,6 +130,6 @@ def test_installing_a_plugin_that_no_config_names_changes_no_byte_of_a_run(
         reset_backends()
         record = next(record for record in manager().records if record.name == "bystander")
         assert record.status is Status.OK
-        assert len(record.components) == 10
+        assert len(record.components) == 11
         assert run(tmp_path, "with") == without
     assert {"metrics.jsonl", "config.yaml", "run.json", "checkpoints/step-00000004/model.safetensors"} <= set(without)

@@ -206,7 +206,7 @@ def test_the_config_asks_for_exactly_one_of_tokenizer_and_vocabulary_size():
         TokensConfig(train="x.npy")
     with pytest.raises(ValueError, match="both were given"):
         TokensConfig(train="x.npy", tokenizer="bytes", vocabulary_size=256)
-    with pytest.raises(ValueError, match=r"must be bytes or the path of a \.json file, not 'characters'"):
+    with pytest.raises(ValueError, match=r"must be bytes or the path of a \.json or \.model file, not 'characters'"):
         TokensConfig(train="x.npy", tokenizer="characters")
     with pytest.raises(ValueError, match="exclude each other"):
         TokensConfig(train="x", validation="y", validation_fraction=0.1, vocabulary_size=2)
