@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from arb_ternary_gguf.byte_characters import BYTE_CHARACTERS
 from arb_ternary_gguf.pre_tokenizers import CUTS, cut_of
 from arb_ternary_gguf.tokens import TokenKind, Vocabulary, end_of_text, refused
+from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
 
 __all__ = ["from_tokenizer_json"]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from arb_ternary.errors import DataError
-from arb_ternary_gguf.byte_characters import BYTE_CHARACTERS
 from arb_ternary_gguf.tokenizer_json import from_tokenizer_json
 from arb_ternary_gguf.tokenizer_sentencepiece import from_sentencepiece
 from arb_ternary_gguf.tokens import TokenKind, Vocabulary
 from arb_ternary_gguf.values import Value
+from arb_ternary_text.data.byte_level import BYTE_CHARACTERS
 
 __all__ = ["vocabulary_keys"]
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from arb_ternary_gguf.byte_characters import BYTE_CHARACTERS
 from arb_ternary_gguf.metadata import ArrayInFile, Metadata
 from arb_ternary_gguf.pre_tokenizers import CUTS
 from arb_ternary_gguf.tokens import TokenKind
 from arb_ternary_gguf.values import Kind
+from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 
 __all__ = ["read_vocabulary"]
 
@@ -70,28 +70,14 @@ def _byte_level(metadata: Metadata, tokens: list[str], vocabulary_size: int) -> 
     pairs = [merge.split(" ") for merge in merges]
     if not all(len(pair) == 2 and {*pair, "".join(pair)} <= vocabulary.keys() for pair in pairs):
         return None, ("a merge of the tokenizer is no pair of tokens that make a token",)
-    definition = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": cut.pre_tokenizer,
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": cut.ignore_merges,
-            "vocab": vocabulary,
-            "merges": pairs,
-        },
-    }
+    definition = byte_level_bpe(
+        vocabulary,
+        pairs,
+        pre_tokenizer=cut.pre_tokenizer,
+        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        added=added,
+        ignore_merges=cut.ignore_merges,
+    )
     return {"kind": "file", "definition": json.dumps(definition, ensure_ascii=False)}, ()
 
 

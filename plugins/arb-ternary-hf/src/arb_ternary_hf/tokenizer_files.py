@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_hf.json_file import read_text
+from arb_ternary_text.data.byte_level import BYTE_CHARACTERS, byte_level_bpe
 
 __all__ = ["byte_definition", "read_tokenizer", "write_tokenizer"]
 
@@ -30,32 +31,9 @@ def byte_definition() -> dict[str, Any]:
 
     A byte-level BPE without merges: its 256 tokens are the characters by which GPT-2 writes the bytes.
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {characters[byte]: byte for byte in range(256)},
-            "merges": [],
-        },
-    }
+    vocabulary = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+    return byte_level_bpe(vocabulary, (), pre_tokenizer=level, decoder=level)
 
 
 def write_tokenizer(folder: Path, tokenizer: Mapping[str, Any], max_length: int) -> None:

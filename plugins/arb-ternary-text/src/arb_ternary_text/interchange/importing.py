@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import padded_to
+from arb_ternary_text.interchange.config import FloatSources, Scales
 from arb_ternary_text.interchange.filling import Placement, check_shape, expected_tensors, fill
 from arb_ternary_text.interchange.folding import fold_block
 from arb_ternary_text.interchange.published import PublishedModel, ScaledTrits
@@ -20,12 +21,7 @@ from arb_ternary_text.models.architectures import PRESETS, preset_of
 from arb_ternary_text.models.config import MAX_SCALE_EXPONENT, DecoderConfig
 from arb_ternary_train.protocols import ImportedModel
 
-__all__ = ["FloatSources", "Scales", "imported"]
-
-#: What becomes of float scales: into gains and eps, to the nearest power of two, or a float factor a linear.
-Scales = Literal["fold", "round", "float"]
-#: What becomes of float matrices: float parts, or trits.
-FloatSources = Literal["keep", "ternary"]
+__all__ = ["imported"]
 
 _ENDS = ("embedding", "head")
 #: Rows that are looked at together.
