@@ -1,0 +1,44 @@
+"""Text that weights are rounded and bases are chosen by: training samples of the run's data, never held-out ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from arb_ternary.errors import DataError
+from arb_ternary.protocols.data import BatchRequest
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+
+__all__ = ["calibration_tokens"]
+
+
+def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int, seed: int) -> Tensor:
+    """Training samples of ``block_size`` tokens, ``tokens`` of them or up to one sample more: int64 ``[N, S]``.
+
+    The same ``seed`` gives the same samples, none of them twice.
+
+    Raises:
+        DataError: the training text is too short, or its samples are not sequences of ids.
+    """
+    data, count = context.data, -(-tokens // block_size)
+    there = data.samples_per_epoch(block_size)
+    if there < count:
+        raise DataError(
+            f"data {data.name}: {there:,} training samples of {block_size} tokens are too few for {tokens:,} tokens of "
+            "calibration",
+            f"Ask for at most {there * block_size:,} tokens, or use a longer text.",
+        )
+    batches = data.batches(BatchRequest(batch_size=1, block_size=block_size, seed=seed))
+    try:
+        samples = [next(batches).data for _ in range(count)]
+    finally:
+        batches.close()
+    if any(sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < block_size for sample in samples):
+        raise DataError(
+            f"data {data.name}: its samples are not sequences of token ids", "Use the data source `text` or `tokens`."
+        )
+    return torch.cat([sample[:, :block_size] for sample in samples])

@@ -1,0 +1,80 @@
+"""The stages of an upcycled run: float models in ``RUN/stages/NAME``, each made by a phase from the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from arb_ternary.errors import DataError
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.init_from import run_of
+from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel, float_config
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+
+__all__ = ["MADE_BY", "FloatModel", "FloatModelWriter", "StageName", "find_stage", "float_config", "stage_folder"]
+
+StageName = Literal["teacher", "prepared", "surgery"]
+
+#: The phase that makes each stage; in the order in which one is made from another, oldest first.
+MADE_BY: Final[Mapping[StageName, str]] = {
+    "teacher": "load_teacher",
+    "prepared": "fold_rotate",
+    "surgery": "surgery",
+}
+
+
+class HasDirectory(Protocol):
+    """As much of a run as the search for its stages needs."""
+
+    @property
+    def directory(self) -> Path: ...
+
+
+def stage_folder(context: HasDirectory, name: StageName) -> Path:
+    """Where a run keeps a stage."""
+    return context.directory / "stages" / name
+
+
+def find_stage(
+    context: HasDirectory, option: Path | str | None, names: Sequence[StageName], *, memory: int = 0
+) -> FloatModel:
+    """The newest complete stage among ``names``, in the order of :data:`MADE_BY`.
+
+    Args:
+        context: the run.
+        option: a stage folder, which is taken whatever its name, or a run directory; None = this run. Where a run has
+            no stage, those of the run that it started from (``--init-from``) count.
+        names: stages that serve.
+        memory: see ``FloatModel.open``.
+
+    Raises:
+        DataError: there is none; the message names the phase that makes it.
+    """
+    start = context.directory if option is None else Path(option)
+    if option is not None and (start / MODEL_FILE).is_file():
+        return FloatModel.open(start, memory=memory)
+    for directory in _lineage(start):
+        for name in reversed(list(MADE_BY)):
+            folder = directory / "stages" / name
+            if name in names and (folder / MODEL_FILE).is_file():
+                return FloatModel.open(folder, memory=memory)
+    wanted = " or ".join(name for name in MADE_BY if name in names)
+    makers = " or ".join(f"`{maker}`" for name, maker in MADE_BY.items() if name in names)
+    raise DataError(
+        f"{start}: no complete stage {wanted} is here, nor in the run that it started from",
+        f"Put the phase {makers} before this one, or name a stage folder, or a run that has one.",
+    )
+
+
+def _lineage(directory: Path) -> Iterator[Path]:
+    """A run, the run that it started from, and so on."""
+    seen: set[Path] = set()
+    found: Path | None = directory
+    while found is not None and found.resolve() not in seen:
+        seen.add(found.resolve())
+        yield found
+        run = RunDirectory(found)
+        source = run.record().get("init_from") if run.exists() else None
+        earlier = None if source is None else run_of(Path(source))
+        found = None if earlier is None else earlier.path

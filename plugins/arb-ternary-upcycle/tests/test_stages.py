@@ -1,0 +1,140 @@
+"""Float models on disk: what is written is read, whole or not at all, and the newest stage is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary.errors import ComponentError, DataError
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_upcycle.calibration import calibration_tokens
+from arb_ternary_upcycle.stages import FloatModel, FloatModelWriter, find_stage, float_config
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key.removesuffix(".weight"): value for key, value in model.state_dict().items()}
+
+
+def write(path: Path, model: Decoder, **options: Any) -> FloatModel:
+    writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"}, **options)
+    for number, block in enumerate(model.blocks):
+        writer.write_block(number, tensors_of(block))
+    writer.write_ends({name: value for name, value in tensors_of(model).items() if not name.startswith("blocks.")})
+    return writer.finish()
+
+
+@pytest.fixture
+def model(small: DecoderConfig) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(small, 256)
+
+
+TOKENS = torch.arange(24).view(2, 12) * 7 % 256
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 15, 1 << 30])
+def test_block_by_block_is_the_whole_decoder(tmp_path: Path, model: Decoder, memory: int) -> None:
+    write(tmp_path / "stage", model)
+    stored = FloatModel.open(tmp_path / "stage", memory=memory)
+    for _ in range(2):
+        x = stored.embed(TOKENS)
+        for number in range(2):
+            x = stored.run_block(number, x)
+        with torch.no_grad():
+            assert torch.equal(stored.logits(x), model(TOKENS))
+    with torch.no_grad():
+        assert torch.equal(stored.decoder()(TOKENS), model(TOKENS))
+    assert not any(parameter.requires_grad for parameter in stored.block(0).parameters())
+
+
+def test_weights_go_by_neutral_names(tmp_path: Path, model: Decoder) -> None:
+    stored = write(tmp_path / "stage", model)
+    assert torch.equal(
+        stored.weights("blocks.1.")["attention.key"], model.state_dict()["blocks.1.attention.key.weight"]
+    )
+    assert set(stored.weights("blocks.0.feed_forward.")) == {"norm", "gate", "up", "down"}
+    assert stored.weights("").keys() == tensors_of(model).keys()
+    assert set(stored.ends()) == {"embedding", "final_norm", "head"}
+
+
+def test_bfloat16_is_the_nearest_to_each_weight(tmp_path: Path, model: Decoder) -> None:
+    stored = write(tmp_path / "stage", model, dtype="bfloat16")
+    wide, narrow = tensors_of(model), stored.weights("")
+    assert all(torch.equal(narrow[name], wide[name].bfloat16().float()) for name in wide)
+    files = sum(file.stat().st_size for file in (tmp_path / "stage").glob("*.safetensors"))
+    assert files < 2.2 * sum(value.numel() for value in wide.values())
+
+
+def test_a_killed_writer_goes_on_and_another_plan_starts_anew(tmp_path: Path, model: Decoder) -> None:
+    whole = write(tmp_path / "whole", model, origin={"seed": 1})
+    plan: Any = (model.config, 256, {"kind": "bytes"})
+    writer = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
+    writer.write_block(1, tensors_of(model.blocks[1]))
+    (tmp_path / "cut" / ".block-00000.safetensors.writing").write_bytes(b"half")
+    with pytest.raises(DataError, match="no complete float model"):
+        FloatModel.open(tmp_path / "cut")
+    again = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1})
+    assert again.written_blocks() == {1}
+    with pytest.raises(ComponentError, match="not written yet"):
+        again.finish()
+    again.write_block(0, tensors_of(model.blocks[0]))
+    again.write_ends({name: v for name, v in tensors_of(model).items() if not name.startswith("blocks.")})
+    assert again.finish().digest == whole.digest
+    assert FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 1}).finished
+    other = FloatModelWriter(tmp_path / "cut", *plan, origin={"seed": 2})
+    assert not other.written_blocks()
+    assert not other.finished
+
+
+def test_tensors_that_the_decoder_has_not_are_refused(tmp_path: Path, model: Decoder) -> None:
+    writer = FloatModelWriter(tmp_path / "stage", model.config, 256, None)
+    wrong = {**tensors_of(model.blocks[0]), "attention.key": torch.zeros(3, 3)}
+    with pytest.raises(ComponentError, match=r"attention\.key are not as the decoder has them"):
+        writer.write_block(0, wrong)
+
+
+def test_the_newest_stage_of_this_run_or_of_the_one_it_started_from(tmp_path: Path, model: Decoder) -> None:
+    first = tmp_path / "first"
+    context = SimpleNamespace(directory=tmp_path / "second")
+    with pytest.raises(DataError, match="no complete stage teacher or prepared"):
+        find_stage(context, None, ("prepared", "teacher"))
+    for run, origin in ((first, None), (context.directory, str(first))):
+        RunDirectory(run).create("", {"init_from": origin}, {})
+    write(first / "stages" / "teacher", model)
+    assert find_stage(context, None, ("prepared", "teacher")).path == first / "stages" / "teacher"
+    write(first / "stages" / "prepared", model)
+    assert find_stage(context, None, ("teacher", "prepared")).path.name == "prepared"
+    assert find_stage(context, None, ("teacher",)).path.name == "teacher"
+    assert find_stage(context, first, ("teacher", "prepared", "surgery")).path.name == "prepared"
+    folder = first / "stages" / "teacher"
+    assert find_stage(context, folder, ("surgery",)).path == folder
+    (folder / "model.json").unlink()
+    with pytest.raises(DataError) as caught:
+        find_stage(context, None, ("teacher",))
+    assert "`load_teacher`" in caught.value.hint
+
+
+def test_every_part_of_a_float_config_is_float() -> None:
+    config = DecoderConfig(architecture="qwen3", group_size=32, residual_scale=-1, vote_bits=4, learned_norms=True)
+    made = float_config(config)
+    assert set(made.float_parts) == {"embedding", "head", "norms", "linears"}
+    assert (made.activations, made.residual_scale, made.inner_gains, made.architecture) == ("float", 0, True, "qwen3")
+
+
+def test_calibration_takes_training_samples_once(context: Any) -> None:
+    tokens = calibration_tokens(context, tokens=100, block_size=32, seed=3)
+    assert tokens.shape == (4, 32)
+    assert torch.equal(tokens, calibration_tokens(context, tokens=100, block_size=32, seed=3))
+    assert not torch.equal(tokens, calibration_tokens(context, tokens=100, block_size=32, seed=4))
+    length = len(context.data.train) // 32 * 32
+    windows = {bytes(row) for row in context.data.train[:length].reshape(-1, 32)}
+    assert all(bytes(sample) in windows for sample in tokens.tolist())
+    assert len({tuple(sample) for sample in tokens.tolist()}) == 4
+    with pytest.raises(DataError, match="too few for 9,999,999 tokens"):
+        calibration_tokens(context, tokens=9_999_999, block_size=32, seed=0)
