@@ -20,18 +20,18 @@ from arb_ternary.config.options import Rule, default_choice, non_negative, optio
 from arb_ternary_train.requirements import parse_requirement
 from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
-__all__ = ["CheckpointConfig", "RunConfig"]
+__all__ = ["CheckpointConfig", "RunConfig", "is_device", "is_run_name"]
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"
 
 # The name becomes a directory.
-_is_run_name = Rule(
+is_run_name = Rule(
     "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     lambda value: re.fullmatch(_NAME_PATTERN, value) is not None,
     {"pattern": f"^(?:{_NAME_PATTERN})$"},
 )
-_is_device = Rule(
+is_device = Rule(
     "cpu, cuda, cuda:N or mps",
     lambda value: re.fullmatch(_DEVICE_PATTERN, value) is not None,
     {"pattern": f"^(?:{_DEVICE_PATTERN})$"},
@@ -61,9 +61,9 @@ class CheckpointConfig:
 class RunConfig:
     """Everything that decides a run. Components are named here; plugins take part in no other way."""
 
-    name: str = option("run", "name of the run and of its directory", validator=_is_run_name)
+    name: str = option("run", "name of the run and of its directory", validator=is_run_name)
     seed: int = option(0, "seed of all randomness", validator=non_negative)
-    device: str = option("cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=_is_device)
+    device: str = option("cpu", "where the model lives: cpu, cuda, cuda:N or mps", validator=is_device)
     backend: str = option("auto", "kernel backend: auto, a name, or names in order of preference (triton,torch)")
     exact: bool = option(
         False,

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
 from arb_ternary_train.openmp import VARIABLES
-from arb_ternary_train.specs import CheckSpec, ExporterSpec, ImporterSpec, StarterSpec, TrackerSpec
+from arb_ternary_train.specs import (
+    CheckSpec,
+    ExporterSpec,
+    ImporterSpec,
+    StarterSpec,
+    SystemSpec,
+    TrackerSpec,
+    TrainerSpec,
+    TrainKeysSpec,
+)
 
 ARB_API_VERSION = (1, 0)
 
@@ -19,7 +28,16 @@ def arb_plugin_info() -> Mapping[str, str]:
 
 @hookimpl
 def arb_register_kinds() -> Sequence[type[Spec]]:
-    return (TrackerSpec, ExporterSpec, ImporterSpec, CheckSpec, StarterSpec)
+    return (
+        TrackerSpec,
+        ExporterSpec,
+        ImporterSpec,
+        CheckSpec,
+        StarterSpec,
+        TrainerSpec,
+        SystemSpec,
+        TrainKeysSpec,
+    )
 
 
 @hookimpl

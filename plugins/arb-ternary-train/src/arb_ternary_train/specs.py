@@ -1,15 +1,28 @@
-"""The kinds of component that only runs know: observers, exporters, importers, checks, configs to start from."""
+"""The kinds of component that only runs know: observers, exporters, importers, checks, what manifests name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, instance_of
+from attrs.validators import deep_iterable, instance_of, matches_re
 
-from arb_ternary.specs import Spec
+from arb_ternary.specs import TARGET_PATTERN, Spec
 
-__all__ = ["CheckSpec", "ExporterSpec", "ImporterSpec", "StarterSpec", "TrackerSpec"]
+__all__ = [
+    "CheckSpec",
+    "ExporterSpec",
+    "ImporterSpec",
+    "StarterSpec",
+    "SystemSpec",
+    "TrackerSpec",
+    "TrainKeysSpec",
+    "TrainerSpec",
+]
+
+
+_target = [instance_of(str), matches_re(re.compile(TARGET_PATTERN))]
 
 
 def _as_tuple(values: Iterable[str]) -> tuple[str, ...]:
@@ -71,3 +84,42 @@ class StarterSpec(Spec):
 
     document: str = field(default="run", validator=instance_of(str))
     priority: int = field(default=10, validator=instance_of(int))
+
+
+@frozen(kw_only=True)
+class TrainerSpec(Spec):
+    """What runs a manifest's targets; ``trainer: trainer.NAME`` there.
+
+    Target: ``(keys, run: TargetRun) -> Mapping``, the settings of a config of ``arb train`` (see
+    ``arb_ternary_train.manifest.protocol``). ``config``: the class of the keys of ``train:``, best a subclass of
+    ``arb_ternary_train.manifest.keys.TrainKeys``. Faults are raised as ``Faulty``, with paths inside the run.
+    """
+
+    kind, hook, noun = "trainer", "arb_register_trainers", "trainer"
+
+    config: str = field(validator=_target)
+
+
+@frozen(kw_only=True)
+class SystemSpec(Spec):
+    """What a manifest's target trains; ``system: {ref: system.NAME, config: {...}}`` there.
+
+    Target: ``(config: Mapping) -> Mapping``: from the plain values under ``config`` (an empty mapping where there are
+    none) to the ``model:`` section of a config of ``arb train``, with its ``name``. What it cannot be is raised as
+    ``arb_ternary.config.errors.Faulty``, with paths inside ``config``, so that the user reads the line.
+    """
+
+    kind, hook, noun = "system", "arb_register_systems", "system"
+
+
+@frozen(kw_only=True)
+class TrainKeysSpec(Spec):
+    """Keys of a manifest's ``train:`` that a plugin brings: all that begin with ``NAME_``, whatever the trainer is.
+
+    Target: ``(keys, settings: Mapping) -> Mapping``: the settings of a config of ``arb train`` as the trainer made
+    them, changed. ``config``: the class of the keys, without the prefix. Called where the user wrote one of the keys.
+    """
+
+    kind, hook, noun = "train_keys", "arb_register_train_keys", "family of training keys"
+
+    config: str = field(validator=_target)
