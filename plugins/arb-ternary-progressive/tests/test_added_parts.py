@@ -32,6 +32,7 @@ SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "max_length": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "ternary": {**SMALL, "group_size": 32},
     "biased": {**SMALL, "group_size": 32, "query_key_value_bias": True},
+    "gated": {**SMALL, "group_size": 32, "attention": "decoupled", "sem_dim": 2, "geo_dim": 2, "attention_gate": True},
     "float": {**SMALL, "float_parts": ["embedding", "head", "norms", "linears"]},
 }
 SPLIT = {"name": "split", "ternary": "scaled_votes", "float": {"name": "adamw", "lr": 0.01}}

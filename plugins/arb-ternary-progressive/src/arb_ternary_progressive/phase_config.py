@@ -145,7 +145,7 @@ class ProgressivePhaseConfig(GrowthConfig):
             found |= {"ternary", kind("norms")}
         elif precision not in ("nvfp4", "qlora"):
             found.add("float")
-        if model.query_key_value_bias and precision not in ("nvfp4", "qlora"):
+        if model.float_vectors and precision not in ("nvfp4", "qlora"):
             found.add("float")
         if self.building_mode == "append" and (model.learned_norms or "norms" in model.float_parts):
             found.add(kind("norms"))

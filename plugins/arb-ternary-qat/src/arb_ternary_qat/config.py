@@ -63,7 +63,9 @@ class DirectConfig(DecoderConfig):
         """What an optimizer will find in the model."""
         others = set(self.float_parts) - {"linears"}
         found = super().planned()
-        kinds: set[TrainedPart] = {"stored", *(found.kinds if others else found.kinds - {"float"})}
+        kinds: set[TrainedPart] = {"stored", *found.kinds}
+        if not (others or self.float_vectors):
+            kinds.discard("float")
         return attrs.evolve(found, kinds=frozenset(kinds), matrices=bool(others - {"norms"}))
 
 

@@ -22,6 +22,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"tie_embeddings": True, "sliding_window": 5},
     {"experts": 3, "max_moe_iters": 2},
     {"embedding_scale_rule": "correlation", "group_size": "row", "gradients": "int8"},
+    {"attention": "decoupled", "sem_dim": 6, "geo_dim": 4, "rotary_dim": 16, "kv_heads": 1},
 ]
 
 

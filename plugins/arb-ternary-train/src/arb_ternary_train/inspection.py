@@ -21,6 +21,9 @@ _SIZES: Final = ("width", "layers", "heads")
 #: What only training needs of a module, by the last part of a tensor's name.
 _TRAINING: Final = ("votes", "exponent_votes", "bias_votes", "exponent_origin", "control", "correlation", "steps")
 
+#: Integers that say which, not how much: no parameters.
+_INDICES: Final = ("planes",)
+
 
 def inspect_path(path: str, name: str | None = None) -> Mapping[str, Any]:
     """What is in a run directory, a checkpoint, or whatever the importer ``name`` (None: one of them) recognises.
@@ -119,7 +122,7 @@ def count_tensors(file: SafetensorsFile) -> dict[str, Any]:
         if ternary and last == "votes":
             exact &= entry.dtype == "I8"
             parameters += math.prod(entry.shape)
-        elif last == "bias" or not (ternary or last in _TRAINING):
+        elif last == "bias" or not (ternary or last in _TRAINING or last in _INDICES):
             parameters += math.prod(entry.shape)
         if not (ternary and last in _TRAINING):
             nbytes += entry.nbytes

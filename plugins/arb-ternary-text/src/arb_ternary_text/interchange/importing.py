@@ -73,6 +73,11 @@ class _Import:
         # The sizes are known; how weights are held is decided below.
         self._leave_the_preset_where_it_does_not_fit()
         self.config = self._config({})
+        if self.config.attention != "standard":
+            raise ConfigError(
+                f"model: attention {self.config.attention} is this program's own, and no format has its tensors",
+                "Give the plugin's options `attention: standard`; a run of ours is continued with `--init-from`.",
+            )
         if self.config.tied and "head" in self.names:
             self.names.discard("head")
             self.notes.append("head: left out, for the model's head is its embedding")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.embedding import TernaryRMSNorm
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.attention import Biases
+from arb_ternary_text.models.attention import Attention, Biases
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.experts import Experts
@@ -96,7 +96,7 @@ def exported_weights(model: Decoder) -> Iterator[tuple[str, TernaryWeight | Tens
     lacks.
 
     Raises:
-        ConfigError: the model has experts, or a part of a kind that cannot be exported.
+        ConfigError: the model has experts or decoupled attention, or a part of a kind that cannot be exported.
     """
     yield "embedding", weight_of(model.embedding)
     for number, block in enumerate(model.blocks):
@@ -105,27 +105,32 @@ def exported_weights(model: Decoder) -> Iterator[tuple[str, TernaryWeight | Tens
                 f"model: block {number} is no plain block of the decoder, and exporters know no other",
                 "The nearest preset is `architecture: llama`, without experts.",
             )
-        yield from _block_weights(f"blocks.{number}", block, block.feed_forward, model)
+        if not isinstance(block.attention, Attention):
+            raise ConfigError(
+                f"model: block {number} has decoupled attention, which no other program computes",
+                "Use `attention: standard`, or export to safetensors (`arb export RUN OUT --format safetensors`).",
+            )
+        yield from _block_weights(f"blocks.{number}", block, block.attention, block.feed_forward, model)
     yield "final_norm", _times(weight_of(model.final_norm), 2.0**model.config.logit_scale)
     if not isinstance(model.head, TiedHead):
         yield "head", weight_of(model.head)
 
 
 def _block_weights(
-    path: str, block: Block, feed_forward: FeedForward, model: Decoder
+    path: str, block: Block, attention: Attention, feed_forward: FeedForward, model: Decoder
 ) -> Iterator[tuple[str, TernaryWeight | Tensor]]:
     # A norm takes the scale of what it reads away, but for its eps: norm(x, e) = norm(s x, s^2 e).
     before_eps = {
-        "attention.query": _eps_scale(block.attention.query_norm, model),
-        "attention.key": _eps_scale(block.attention.key_norm, model),
-        "attention.value": _eps_scale(block.attention.output_norm, model),
+        "attention.query": _eps_scale(attention.query_norm, model),
+        "attention.key": _eps_scale(attention.key_norm, model),
+        "attention.value": _eps_scale(attention.output_norm, model),
         "feed_forward.up": _eps_scale(feed_forward.hidden_norm, model),
     }
     if feed_forward.gate is None:
         # What the norm reads is relu(up)^2.
         before_eps["feed_forward.up"] = math.sqrt(before_eps["feed_forward.up"])
-    for part in ("attention", "feed_forward"):
-        for name, module in getattr(block, part).named_children():
+    for part, layer in (("attention", attention), ("feed_forward", feed_forward)):
+        for name, module in layer.named_children():
             where = f"{part}.{name}"
             if isinstance(module, nn.Identity):
                 continue

@@ -72,8 +72,10 @@ def departures(config: DecoderConfig, architecture: Architecture) -> Iterator[tu
         yield "query_key_norm", _plain(preset.query_key_norm)
     if preset.tied is not None and config.tied != preset.tied:
         yield "tie_embeddings", _plain(preset.tied)
-    if architecture == "bitnet" and config.heads * config.key_features != config.width:
+    if architecture == "bitnet" and config.heads * config.value_features != config.width:
         yield "head_dim", "width / heads"
+    if config.attention != "standard":
+        yield "attention", "standard"
     if config.experts:
         yield "experts", "0"
     if config.sliding_window is not None:

@@ -1,12 +1,14 @@
 """Grouped-query attention with rotary positions, an optional sliding window and an optional cache.
 
 Shapes: ``B`` sequences, ``S`` new positions, ``T`` positions that they may see, ``H`` query heads, ``G`` key heads,
-``C`` features of a head, ``P = C / 2``.
+``C`` features of a head's queries and keys, ``V`` of its values (``C``, unless attention is decoupled), ``P = C / 2``
+planes that turn.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
-__all__ = ["Attention", "Biases", "Positions", "attend", "make_positions", "visibility"]
+__all__ = ["Attention", "Biases", "Positions", "attend", "make_positions", "split_heads", "visibility"]
 
 #: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
 #: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
@@ -29,8 +31,9 @@ class Positions(NamedTuple):
     """What every layer needs to know of a pass; computed once by the decoder.
 
     Attributes:
-        cos, sin: rotation of the new positions, ``[S, P]``.
+        cos, sin: rotation of the new positions, ``[S, P]``; decoupled attention takes its planes from them.
         mask: bool ``[S, T]``, True where a new position sees another; None when ``is_causal`` or nothing is hidden.
+            Where there is a null key, it is the first of ``T``.
         is_causal: the plain lower triangle, for which attention has kernels that need no mask.
         span: where a cache takes the new positions; None without a cache.
     """
@@ -89,7 +92,7 @@ def make_positions(
     cos_SP, sin_SP = rotary_angles(
         start,
         length,
-        config.key_features,
+        config.rotary_features,
         config.rotary_base,
         scaling=config.rotary_scaling,
         factors=config.rotary_factors,
@@ -97,11 +100,20 @@ def make_positions(
         device=device,
     )
     mask_ST, is_causal = visibility(length, total, window, causal=config.causal, device=device)
+    if config.null_key_value and is_causal:
+        mask_ST, is_causal = torch.ones(length, length, dtype=torch.bool, device=device).tril(), False
+    if config.null_key_value and mask_ST is not None:
+        mask_ST = F.pad(mask_ST, (1, 0), value=True)
     return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
 
 
-def attend(query_BHSC: Tensor, key_BGTC: Tensor, value_BGTC: Tensor, positions: Positions) -> Tensor:
-    """Softmax attention, ``[B, H, S, C]``; key head ``g`` serves the query heads from ``g * H / G`` on."""
+def attend(
+    query_BHSC: Tensor, key_BGTC: Tensor, value_BGTV: Tensor, positions: Positions, *, scale: float | None = None
+) -> Tensor:
+    """Softmax attention, ``[B, H, S, V]``; key head ``g`` serves the query heads from ``g * H / G`` on.
+
+    Scores are multiplied by ``scale``; None = ``1 / sqrt(C)``.
+    """
     batch, heads, new, features = query_BHSC.shape
     key_heads, total = key_BGTC.shape[1], key_BGTC.shape[2]
     whole = query_BHSC.device.type == "cpu" and positions.is_causal and torch.is_grad_enabled()
@@ -109,33 +121,39 @@ def attend(query_BHSC: Tensor, key_BGTC: Tensor, value_BGTC: Tensor, positions: 
         return F.scaled_dot_product_attention(
             query_BHSC,
             key_BGTC,
-            value_BGTC,
+            value_BGTV,
             attn_mask=positions.mask,
             is_causal=positions.is_causal,
+            scale=scale,
             enable_gqa=heads != key_heads,
         )
-    query, key, value = (x.reshape(batch * heads, -1, features) for x in (query_BHSC, key_BGTC, value_BGTC))
+    query, key, value = (x.flatten(0, 1) for x in (query_BHSC, key_BGTC, value_BGTV))
     hidden_ST = torch.full((new, total), -math.inf, dtype=query.dtype).triu_(1)
-    scores = torch.baddbmm(hidden_ST.expand(batch * heads, new, total), query, key.mT, alpha=features**-0.5)
-    return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, new, features)
+    alpha = features**-0.5 if scale is None else scale
+    scores = torch.baddbmm(hidden_ST.expand(batch * heads, new, total), query, key.mT, alpha=alpha)
+    return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, new, -1)
+
+
+def split_heads(x_BSE: Tensor, heads: int) -> Tensor:
+    """``[B, S, H C]`` as ``[B, H, S, C]``."""
+    return x_BSE.view(*x_BSE.shape[:-1], heads, -1).transpose(1, 2)
 
 
 class Biases(nn.Module):
-    """Float biases of queries, keys and values, one for each feature, zero at birth."""
+    """Float biases of queries, keys and values, one for each feature, zero at birth.
 
-    def __init__(self, query_features: int, key_features: int) -> None:
+    Args:
+        features: how many each linear has, by its name.
+    """
+
+    def __init__(self, features: Mapping[str, int]) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(query_features))
-        self.key = nn.Parameter(torch.zeros(key_features))
-        self.value = nn.Parameter(torch.zeros(key_features))
+        for name, size in features.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(size)))
 
-    def forward(self, query_BSE: Tensor, key_BSE: Tensor, value_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three with their biases, each in its dtype."""
-        return (
-            query_BSE + self.query.to(query_BSE.dtype),
-            key_BSE + self.key.to(key_BSE.dtype),
-            value_BSE + self.value.to(value_BSE.dtype),
-        )
+    def forward(self, name: str, x_BSE: Tensor) -> Tensor:
+        """The output of the linear ``name`` with its bias, in its dtype."""
+        return x_BSE + self.get_parameter(name).to(x_BSE.dtype)
 
 
 class Attention(nn.Module):
@@ -154,17 +172,19 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = make_head_norm(config), make_head_norm(config)
         self.output_norm = make_sub_norm(config, query_features)
         self.output = make_linear(config, query_features, config.width)
-        self.biases = Biases(query_features, key_features) if config.query_key_value_bias else None
+        sizes = {"query": query_features, "key": key_features, "value": key_features}
+        self.biases = Biases(sizes) if config.query_key_value_bias else None
 
     def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
         normed_BSD = self.norm(x_BSD)
         query_BSE, key_BSE, value_BSE = self.query(normed_BSD), self.key(normed_BSD), self.value(normed_BSD)
         if self.biases is not None:
-            query_BSE, key_BSE, value_BSE = self.biases(query_BSE, key_BSE, value_BSE)
-        query_BHSC = self._split(query_BSE, self.heads)
-        key_BGTC = self._split(key_BSE, self.key_heads)
-        value_BGTC = self._split(value_BSE, self.key_heads)
+            query_BSE, key_BSE = self.biases("query", query_BSE), self.biases("key", key_BSE)
+            value_BSE = self.biases("value", value_BSE)
+        query_BHSC = split_heads(query_BSE, self.heads)
+        key_BGTC = split_heads(key_BSE, self.key_heads)
+        value_BGTC = split_heads(value_BSE, self.key_heads)
         query_BHSC = rotate(self.query_norm(query_BHSC), positions.cos, positions.sin)
         key_BGTC = rotate(self.key_norm(key_BGTC), positions.cos, positions.sin)
         if cache is not None and positions.span is not None:
@@ -176,6 +196,3 @@ class Attention(nn.Module):
     def output_projections(self) -> list[nn.Module]:
         """The linears that write to the residual stream."""
         return [self.output]
-
-    def _split(self, x_BSE: Tensor, heads: int) -> Tensor:
-        return x_BSE.view(*x_BSE.shape[:-1], heads, self.head_dim).transpose(1, 2)

@@ -9,6 +9,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.attention import Attention, Positions
 from arb_ternary_text.models.cache import LayerCache
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoupled_attention import DecoupledAttention
 from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 
@@ -25,7 +26,8 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.residual_scale = 2.0**config.residual_scale
-        self.attention = Attention(config)
+        decoupled = config.attention == "decoupled"
+        self.attention: Attention | DecoupledAttention = (DecoupledAttention if decoupled else Attention)(config)
         self.feed_forward: FeedForward | Experts = Experts(config) if config.experts else FeedForward(config)
         if config.zero_residual:
             self.zero_residual_()

@@ -13,13 +13,8 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import Rule, option, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
-from arb_ternary_text.models.architectures import (
-    PRESETS,
-    Activation,
-    departures,
-    nearest_preset,
-    preset_of,
-)
+from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
+from arb_ternary_text.models.checks import check_options
 
 __all__ = ["FLOAT_PARTS", "DecoderConfig", "FloatPart"]
 
@@ -42,6 +37,8 @@ def _whole(low: int, high: int | None = None) -> Rule:
 
 
 _count = _whole(1)
+#: Planes are numbered in 16 bits.
+_features = _whole(1, 2**16)
 _scale_exponent = _whole(-MAX_SCALE_EXPONENT, MAX_SCALE_EXPONENT)
 
 
@@ -77,7 +74,11 @@ class DecoderConfig:
         "key and value heads, each shared by heads / kv_heads query heads; null = heads",
         validator=optional(_count),
     )
-    head_dim: int | None = option(None, "features of a head, even; null = width / heads", validator=optional(_count))
+    head_dim: int | None = option(
+        None,
+        "features of a head, even; those of its values where attention is decoupled; null = width / heads",
+        validator=optional(_count),
+    )
     feed_forward: int | None = option(
         None,
         "hidden features of a feed-forward layer; null = 4 width for relu2, else 8/3 width rounded up to 32",
@@ -95,6 +96,39 @@ class DecoderConfig:
         "else relu2",
         validator=optional(in_(("relu2", "swiglu", "reglu2"))),
     )
+    attention: Literal["standard", "decoupled"] = option(
+        "standard",
+        "decoupled = scores are the sum of a semantic part without positions and a geometric one with rotary positions",
+        validator=in_(("standard", "decoupled")),
+    )
+    sem_dim: int | None = option(
+        None, "semantic features of a head's queries and keys, in decoupled attention", validator=optional(_features)
+    )
+    geo_dim: int | None = option(
+        None,
+        "geometric features of a head's queries and keys, even, in decoupled attention",
+        validator=optional(_features),
+    )
+    rotary_dim: int | None = option(
+        None,
+        "the planes that geometric features turn with are some of those of a head of so many; null = geo_dim",
+        validator=optional(_features),
+    )
+    attention_gate: bool = option(
+        False,
+        "each head has a float gate that weighs its geometric against its semantic scores, in decoupled attention",
+        validator=instance_of(bool),
+    )
+    null_key_value: bool = option(
+        False,
+        "each key head has a float key and value of no token, which every position sees, in decoupled attention",
+        validator=instance_of(bool),
+    )
+    tie_query_key: bool = option(
+        False,
+        "semantic keys are the semantic queries, in decoupled attention; needs as many kv_heads as heads",
+        validator=instance_of(bool),
+    )
     causal: bool = option(
         True,
         "a position sees only itself and earlier ones; false = all (masked objectives)",
@@ -107,7 +141,8 @@ class DecoderConfig:
     )
     rotary_factors: tuple[float, ...] | None = option(
         None,
-        "plane p of a head turns slower by the p-th of these head_dim / 2 factors; null = 1 for all",
+        "plane p of a head turns slower by the p-th of these head_dim / 2 (decoupled: rotary_dim / 2) factors; null = "
+        "1 for all",
         validator=optional(_positive_numbers),
         converter=optional_converter(tuple),
     )
@@ -212,87 +247,15 @@ class DecoderConfig:
     )
 
     def __attrs_post_init__(self) -> None:
-        self._check_shapes()
-        self._check_architecture()
-        self._check_parts()
-
-    def _check_shapes(self) -> None:
-        if self.head_dim is None and self.width % self.heads:
-            raise ValueError(
-                f"'width' must be a multiple of 'heads' (or give head_dim); {self.heads} does not divide {self.width}"
-            )
-        if self.key_features % 2:
-            raise ValueError(f"'head_dim' must be even for the rotary embedding; it is {self.key_features}")
-        if self.heads % self.key_heads:
-            raise ValueError(f"'kv_heads' must divide 'heads'; {self.key_heads} does not divide {self.heads}")
-        if self.rotary_factors is not None and len(self.rotary_factors) != self.key_features // 2:
-            raise ValueError(
-                f"'rotary_factors' must be head_dim / 2 = {self.key_features // 2} numbers, one for each plane of a "
-                f"head; they are {len(self.rotary_factors)}"
-            )
-        if self.experts == 0 and (self.experts_per_token, self.max_moe_iters) != (2, 1):
-            raise ValueError(
-                "'experts' must be at least 1 for 'experts_per_token' and 'max_moe_iters' to have an effect; it is 0"
-            )
-        if 0 < self.experts < self.experts_per_token:
-            raise ValueError(
-                f"'experts_per_token' must be at most 'experts'; {self.experts_per_token} is more than {self.experts}"
-            )
-        if self.sliding_window is not None and not self.causal:
-            raise ValueError("'sliding_window' needs 'causal': true")
-        if self.sliding_window is not None and self.sliding_window > self.max_length:
-            raise ValueError(
-                f"'sliding_window' must be at most 'max_length'; {self.sliding_window} is more than {self.max_length}"
-            )
-
-    def _check_architecture(self) -> None:
-        if self.architecture is None:
-            return
-        for name, wanted in departures(self, self.architecture):
-            nearest, further = nearest_preset(self, having=name)
-            use = " and ".join(f"'{option}': {needed}" for option, needed in (("architecture", nearest), *further))
-            raise ValueError(
-                f"'{name}' is {wanted} in 'architecture': {self.architecture}; leave it out, or "
-                + (f"use {use}" if nearest else "leave 'architecture' out: none has it")
-            )
-
-    def _check_parts(self) -> None:
-        if self.tied and ("embedding" in self.float_parts) != ("head" in self.float_parts):
-            raise ValueError("'tie_embeddings' needs embedding and head both in 'float_parts' or both out of it")
-        if self.tied and self.embedding_scale_rule == "correlation":
-            raise ValueError(
-                "'embedding_scale_rule': correlation scales lookups only; a tied head would see other weights"
-            )
-        if self.group_size == "tensor" and self.scale_rule != "frozen":
-            raise ValueError(
-                "'group_size': tensor needs 'scale_rule': frozen, for votes would move the exponents of a matrix apart"
-            )
-        if self.inner_gains and not (self.learned_norms or "norms" in self.float_parts):
-            raise ValueError("'inner_gains' needs 'learned_norms', or norms in 'float_parts'")
-        if self.inner_gains and not (self.has_sub_norms or self.has_query_key_norm):
-            raise ValueError("'inner_gains' has no effect without 'sub_norms' and 'query_key_norm'")
-        if self.stored_eps and not (self.has_sub_norms or self.has_query_key_norm):
-            raise ValueError("'stored_eps' has no effect without 'sub_norms' and 'query_key_norm'")
-        linears_are_float = {"head", "linears"} <= set(self.float_parts) and not self._ternary_gains
-        if linears_are_float and "embedding" in self.float_parts:
-            if self.gradients == "int8":
-                raise ValueError(
-                    "'gradients': int8 has no effect when embedding, head and linears are all in 'float_parts'"
-                )
-            if self.vote_bits != 8:
-                raise ValueError("'vote_bits' has no effect when embedding, head and linears are all in 'float_parts'")
-        if linears_are_float and self.scale_rule != "residual":
-            raise ValueError("'scale_rule' has no effect when head and linears are in 'float_parts'")
-        if self.embedding_scale_rule != "residual" and "embedding" in self.float_parts:
-            raise ValueError("'embedding_scale_rule' has no effect when 'float_parts' names embedding")
+        check_options(self)
 
     def planned(self) -> Planned:
         """What an optimizer will find in the decoder."""
-        embedding, gains = "embedding" not in self.float_parts, self._ternary_gains
+        embedding, gains = "embedding" not in self.float_parts, self.ternary_gains
         whole = self.activations == "int8"  # then the gradient of a linear can be an integer too
         there: dict[TrainedPart, bool] = {
             "ternary": embedding or gains or self.ternary_linears,
-            "float": bool(self.float_parts) or self.query_key_value_bias,
+            "float": bool(self.float_parts) or self.float_vectors,
         }
         return Planned(
             kinds=frozenset(kind for kind in there if there[kind]),
@@ -344,7 +307,8 @@ class DecoderConfig:
         return "row" if self.group_size == "tensor" else self.group_size
 
     @property
-    def _ternary_gains(self) -> bool:
+    def ternary_gains(self) -> bool:
+        """Whether norms have learned gains that are ternary."""
         return self.learned_norms and "norms" not in self.float_parts
 
     @property
@@ -353,9 +317,26 @@ class DecoderConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
-    def key_features(self) -> int:
-        """Features of one head."""
+    def value_features(self) -> int:
+        """Features of the values of one head."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def key_features(self) -> int:
+        """Features of the queries and keys of one head."""
+        return self.value_features if self.attention == "standard" else (self.sem_dim or 0) + (self.geo_dim or 0)
+
+    @property
+    def rotary_features(self) -> int:
+        """Features of a head whose planes are those that there are, two a plane."""
+        if self.attention == "standard":
+            return self.value_features
+        return self.rotary_dim or self.geo_dim or 0
+
+    @property
+    def kv_features(self) -> int:
+        """Numbers that a cache holds for each token: keys and values of all layers."""
+        return self.layers * self.key_heads * (self.key_features + self.value_features)
 
     @property
     def hidden(self) -> int:
@@ -366,6 +347,11 @@ class DecoderConfig:
         return 4 * self.width if self.feed_forward_activation == "relu2" else -(-8 * self.width // 96) * 32
 
     @property
+    def float_vectors(self) -> bool:
+        """Whether attention has float vectors that learn, whatever ``float_parts`` says: biases, gates, null keys."""
+        return self.query_key_value_bias or self.attention_gate or self.null_key_value
+
+    @property
     def pure(self) -> bool:
         """Whether no part is float."""
-        return not (self.float_parts or self.query_key_value_bias or self.linear_scales)
+        return not (self.float_parts or self.float_vectors or self.linear_scales)
