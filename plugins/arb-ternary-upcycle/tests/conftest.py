@@ -1,27 +1,45 @@
-"""Small runs and models for the tests of upcycling."""
+"""Small runs and teachers for the tests of upcycling."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from arb_ternary_text.data.shakespeare import ShakespeareConfig, build
+from arb_ternary.config.yaml_document import Document
+from arb_ternary.plugins.manager import manager
+from arb_ternary_text.data.shakespeare import ShakespeareConfig, build, load_text
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import structure_run
 from arb_ternary_upcycle.float_model import float_config
+
+#: Options of a small student that a teacher of ``small`` fits.
+STUDENT: dict[str, Any] = {
+    "name": "decoder",
+    "architecture": "llama",
+    "width": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "feed_forward": 48,
+    "max_length": 64,
+    "group_size": "row",
+}
 
 
 @pytest.fixture
 def small() -> DecoderConfig:
     """Options of a float Llama of two blocks, width 32, with two query heads for each key head."""
-    options: dict[str, Any] = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 48}
-    return float_config(DecoderConfig(architecture="llama", max_length=64, **options))
+    return float_config(DecoderConfig(**{k: v for k, v in STUDENT.items() if k != "name"}))
 
 
 @pytest.fixture
-def context(tmp_path: Any) -> Any:
+def context(tmp_path: Path) -> Any:
     """As much of a run as a phase reads: directory, seed, device and data."""
     return SimpleNamespace(
         directory=tmp_path / "run",
@@ -30,3 +48,72 @@ def context(tmp_path: Any) -> Any:
         data=build(ShakespeareConfig()),
         note=lambda _text: None,
     )
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the beginning of the built-in text: a run on all of it takes longer to start than to compute."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(load_text("train")[:40_000])
+    return file
+
+
+@pytest.fixture
+def run_config(text: Path) -> Callable[..., RunConfig]:
+    """Makes the config of a run of some phases; further options go to the student."""
+
+    def make(*phases: dict[str, Any] | str, optimizer: Any = "scaled_votes", **options: Any) -> RunConfig:
+        content = {
+            "name": "upcycled",
+            "data": {"name": "text", "path": str(text)},
+            "model": {**STUDENT, **options},
+            "optimizer": optimizer,
+            "phases": [{"name": phase} if isinstance(phase, str) else phase for phase in phases],
+        }
+        return structure_run(Document(content, source="test"), manager().registry).config
+
+    return make
+
+
+@pytest.fixture
+def save_model() -> Callable[..., Path]:
+    """Saves a random model of transformers, its sizes those of ``small``; see ``_save``."""
+    return _save
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A folder with a random Llama of transformers."""
+    return _save(tmp_path / "llama")
+
+
+def _save(folder: Path, kind: str = "Llama", **options: Any) -> Path:
+    """Save a random model of transformers for bytes: ``Llama``, ``Qwen2`` (biases) or ``Qwen3`` (norms of heads)."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(
+        **{
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 48,
+            "vocab_size": 256,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.2,
+            **options,
+        }
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            if name.endswith("bias"):
+                parameter.normal_()
+    model.save_pretrained(folder)
+    return folder

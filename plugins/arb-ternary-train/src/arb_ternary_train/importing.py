@@ -40,7 +40,7 @@ from arb_ternary_train.protocols import (
 from arb_ternary_train.seeding import global_rng_state, seed_everything
 from arb_ternary_train.specs import ImporterSpec
 
-__all__ = ["Source", "find_source", "import_model"]
+__all__ = ["Source", "filled_model", "find_source", "import_model"]
 
 #: Weights from which a model is trained on one sequence a step, with activations made again in the backward pass.
 _LARGE: Final = 100_000_000
@@ -122,7 +122,7 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
             raise DataError(f"{source.shown}: an attachment cannot be called {name!r}")
     backend = select(request_backend(device="cpu"))
     with use_backend(backend.name), torch.no_grad():
-        model = _filled(imported, source)
+        model = filled_model(imported, source)
         config = _config(imported, model, files, source)
         record = {
             "name": config.name,
@@ -162,7 +162,13 @@ def import_model(source: Source, destination: Path) -> tuple[str, ...]:
     return imported.notes
 
 
-def _filled(imported: ImportedModel, source: Source) -> nn.Module:
+def filled_model(imported: ImportedModel, source: Source) -> nn.Module:
+    """The model that ``source`` holds, in evaluation mode, on the CPU; the global generators are seeded.
+
+    Raises:
+        ConfigError: it has options that the installed model does not know.
+        DataError: the source is damaged.
+    """
     document = Document({"model": dict(imported.model)}, source=source.shown)
     choice = structure(_Model, document, manager().registry).model
     seed_everything(_SEED)

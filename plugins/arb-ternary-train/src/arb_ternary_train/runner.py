@@ -244,7 +244,8 @@ def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
 def _finish(context: TrainingContext) -> RunReport:
     """Evaluate, run the checks, write ``result.json``."""
     options = context.config.phases[-1].options
-    if not isinstance(options, LogOptions) or options.eval_every:
+    untouched = all(getattr(phase.options, "leaves_model", False) for phase in context.config.phases)
+    if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
     results: list[tuple[str, CheckResult]] = []
     for choice in context.config.checks:

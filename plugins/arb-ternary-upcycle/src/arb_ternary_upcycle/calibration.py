@@ -1,4 +1,4 @@
-"""Text that weights are rounded and bases are chosen by: training samples of the run's data, never held-out ones."""
+"""Text that weights are rounded and bases are chosen by, from training samples of the run's data; and held-out text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arb_ternary.protocols.data import BatchRequest
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
-__all__ = ["calibration_tokens"]
+__all__ = ["calibration_tokens", "held_out_tokens"]
 
 
 def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int, seed: int) -> Tensor:
@@ -37,8 +37,22 @@ def calibration_tokens(context: TrainingContext, *, tokens: int, block_size: int
         samples = [next(batches).data for _ in range(count)]
     finally:
         batches.close()
-    if any(sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < block_size for sample in samples):
+    return _sequences(data.name, samples, block_size)
+
+
+def held_out_tokens(context: TrainingContext, *, tokens: int, block_size: int) -> Tensor:
+    """Held-out samples of ``block_size`` predictions, about ``tokens`` in all: int64 ``[N, S + 1]``, spread evenly.
+
+    Raises:
+        DataError: the held-out text is too short, or its samples are not sequences of ids.
+    """
+    batches = context.data.held_out(1, block_size, -(-tokens // block_size))
+    return _sequences(context.data.name, [batch.data for batch in batches], block_size + 1)
+
+
+def _sequences(name: str, samples: list[Tensor], length: int) -> Tensor:
+    if any(sample.dim() != 2 or sample.dtype != torch.int64 or sample.shape[1] < length for sample in samples):
         raise DataError(
-            f"data {data.name}: its samples are not sequences of token ids", "Use the data source `text` or `tokens`."
+            f"data {name}: its samples are not sequences of token ids", "Use the data source `text` or `tokens`."
         )
-    return torch.cat([sample[:, :block_size] for sample in samples])
+    return torch.cat([sample[:, :length] for sample in samples])

@@ -131,6 +131,10 @@ class FloatModelWriter:
             _sync_folder(self.path)
         return FloatModel.open(self.path)
 
+    def reopen(self) -> None:
+        """Make the folder incomplete again; its files stay."""
+        (self.path / MODEL_FILE).unlink(missing_ok=True)
+
     def _planned(self) -> Any:
         try:
             return json.loads((self.path / PLAN_FILE).read_text(encoding="utf-8"))

@@ -1,0 +1,113 @@
+"""Reads a teacher, whatever it lies in: a run of this program, or what an importer recognises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from arb_ternary.backends.select import request_backend, select, use_backend
+from arb_ternary.errors import ConfigError
+from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
+from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.importing import filled_model, find_source
+from arb_ternary_train.inspection import is_run
+from arb_ternary_train.restore import load_run
+from arb_ternary_train.seeding import preserved_global_rng
+from arb_ternary_upcycle.float_model import DTYPES, FloatDtype, float_config
+
+__all__ = ["Teacher", "read_teacher"]
+
+
+@frozen(eq=False)
+class Teacher:
+    """A pretrained model in memory.
+
+    Attributes:
+        model: the decoder, in evaluation mode.
+        tokenizer: ``to_json`` of its tokenizer; None where none came with it.
+        origin: what it was read from, plain JSON.
+        notes: what could not be mapped or was rounded, a sentence each.
+    """
+
+    model: Decoder
+    tokenizer: Mapping[str, Any] | None
+    origin: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The options of the float decoder with its weights."""
+        return float_config(self.model.config)
+
+    def ends(self) -> dict[str, Tensor]:
+        """Embedding, final norm and head, float32."""
+        return {name: value for name, value in self._weights() if not name.startswith("blocks.")}
+
+    def blocks(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Each block's tensors by their names inside it, float32."""
+        tensors: dict[str, Tensor] = {}
+        current = 0
+        for name, value in self._weights():
+            if not name.startswith("blocks."):
+                continue
+            number, _, inner = name.removeprefix("blocks.").partition(".")
+            if int(number) != current:
+                yield current, tensors
+                tensors, current = {}, int(number)
+            tensors[inner] = value
+        yield current, tensors
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, value in exported_weights(self.model):
+            yield name, value.dense() if isinstance(value, TernaryWeight) else value
+
+
+def read_teacher(source: str, dtype: FloatDtype) -> Teacher:
+    """Read a teacher. Nothing that comes with it is executed; the global generators are left as they were.
+
+    Args:
+        source: a run directory or checkpoint, or what an importer takes: a folder, a file, ``hf://org/name``.
+        dtype: what its weights will be kept in; bfloat16 halves the memory that reading takes.
+
+    Raises:
+        ConfigError: it is no decoder, or has parts that no float decoder of plain blocks has.
+        ArbError: as ``find_source``, ``Importer.load`` and ``load_run`` say.
+    """
+    with preserved_global_rng(torch.device("cpu")), torch.no_grad():
+        if "://" not in source and is_run(Path(source)):
+            run = load_run(Path(source), device="cpu")
+            tokenizer = run.directory.attachments().get("tokenizer")
+            return Teacher(_decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)})
+        found = find_source(source)
+        imported = found.importer.load(found.path)
+        pure_float = set(imported.model.get("float_parts", ())) == set(FLOAT_PARTS)
+        backend = select(request_backend(device="cpu"))
+        with use_backend(backend.name), _default_dtype(DTYPES[dtype] if pure_float else torch.float32):
+            model = _decoder(filled_model(imported, found), source)
+        return Teacher(
+            model, imported.attachments.get("tokenizer"), {"source": source, "importer": found.name}, imported.notes
+        )
+
+
+def _decoder(model: nn.Module, source: str) -> Decoder:
+    if not isinstance(model, Decoder):
+        raise ConfigError(f"{source}: a {type(model).__name__}; a teacher is a `decoder`")
+    return model
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters that are made within are of ``dtype``."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
