@@ -100,6 +100,9 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "optimizer.scaled_votes": {"lr": 1.0},
     "optimizer.momentum_votes": {"flip_rate": 0.5, "quanta": 20.0},
 }
+#: Phases that take no step of their own: they read, convert, judge, measure or write, and their own tests try what each
+#: option does.
+TAKE_NO_STEP: Final = {"load_teacher", "fold_rotate", "surgery", "projection", "verify", "benchmark", "export"}
 #: Steps of runs in which three show nothing of a component.
 STEPS: Final = {"optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
 
@@ -208,6 +211,8 @@ def brief(kind: str, name: str) -> Mapping[str, Any]:
 def cases() -> Iterator[Any]:
     for kind in ("optimizer", "masking", "phase", "model", "data"):
         for found in registered(kind):
+            if kind == "phase" and found.spec.name in TAKE_NO_STEP:
+                continue
             cls = options_class(found.spec)
             for path, field in options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ():
                 name = f"{kind}-{found.spec.name}-{'.'.join(path)}"

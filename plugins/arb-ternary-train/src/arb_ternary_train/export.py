@@ -13,11 +13,13 @@ from torch import nn
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError
 from arb_ternary_train.checkpoint_format import write_tensors
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.named_component import named_exporter
 from arb_ternary_train.restore import load_run
 
-__all__ = ["SafetensorsExporter", "build_safetensors", "export_run"]
+__all__ = ["SafetensorsExporter", "build_safetensors", "export_metadata", "export_run"]
 
 
 def export_run(run: Path, destination: Path, name: str, options: Sequence[str] = ()) -> str:
@@ -38,16 +40,22 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
     """
     exporter = named_exporter(name, options)
     trained = load_run(run)
-    metadata = {
-        "name": trained.config.name,
-        "step": trained.checkpoint.step,
-        "model": to_plain(trained.config.model, given=False),
-        "vocabulary_size": trained.record["vocabulary_size"],
-        **trained.directory.attachments(),
-        "versions": trained.record["versions"],
-    }
+    metadata = export_metadata(trained.config, trained.directory, trained.checkpoint.step)
     exporter.export(trained.model, destination, metadata)
     return f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"
+
+
+def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> dict[str, Any]:
+    """What an exporter is told of the run in ``directory`` besides its model, at ``step``."""
+    record = directory.record()
+    return {
+        "name": config.name,
+        "step": step,
+        "model": to_plain(config.model, given=False),
+        "vocabulary_size": record["vocabulary_size"],
+        **directory.attachments(),
+        "versions": record["versions"],
+    }
 
 
 class SafetensorsExporter:

@@ -103,16 +103,27 @@ class FetchesSources(Protocol):
 
 @frozen
 class CheckResult:
-    """Outcome of a check: ``passed``, one sentence, and the numbers behind it."""
+    """Outcome of a check: ``passed``, one sentence, and the numbers behind it.
+
+    ``fails_run``: a run fails whose check has not passed; False where it is only told.
+    """
 
     passed: bool
     summary: str
     metrics: Mapping[str, float] = field(factory=dict)
+    fails_run: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """``passed``, ``FAILED``, or that it failed and the run goes on all the same."""
+        if self.passed:
+            return "passed"
+        return "FAILED" if self.fails_run else "FAILED, which is only reported"
 
 
 @runtime_checkable
 class Check(Protocol):
-    """Judges a finished run; a failed check makes ``arb train`` exit with 1."""
+    """Judges a finished run; a failed check makes ``arb train`` exit with 1, where ``CheckResult.fails_run``."""
 
     def check(self, context: RunContext) -> CheckResult: ...
 

@@ -47,8 +47,8 @@ class RunReport:
 
     @property
     def failed_checks(self) -> tuple[str, ...]:
-        """Names of the checks that did not pass."""
-        return tuple(name for name, result in self.checks if not result.passed)
+        """Names of the checks that did not pass, and fail the run."""
+        return tuple(name for name, result in self.checks if not result.passed and result.fails_run)
 
     def rows(self) -> list[tuple[str, str]]:
         """The numbers, as rows of text."""
@@ -74,7 +74,13 @@ class RunReport:
             "audit": self.audit.to_json(),
             "linears": self.linears.to_json(),
             "checks": [
-                {"name": name, "passed": result.passed, "summary": result.summary, "metrics": dict(result.metrics)}
+                {
+                    "name": name,
+                    "passed": result.passed,
+                    "fails_run": result.fails_run,
+                    "summary": result.summary,
+                    "metrics": dict(result.metrics),
+                }
                 for name, result in self.checks
             ],
             "phases": list(self.phases),

@@ -252,7 +252,7 @@ def _finish(context: TrainingContext) -> RunReport:
         check: Check = require_protocol(choice.build(), Check, choice)
         result = check.check(context)
         results.append((choice.name, result))
-        context.note(f"check {choice.name}: {'passed' if result.passed else 'FAILED'}: {result.summary}")
+        context.note(f"check {choice.name}: {result.verdict}: {result.summary}")
     report = make_report(context, results)
     try:
         write_json(context.files.result_file, report.to_json())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import PhaseSpec
+from arb_ternary_train.specs import CheckSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -29,5 +30,47 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             target="arb_ternary_upcycle.fold_rotate:build",
             config="arb_ternary_upcycle.fold_rotate:FoldRotateConfig",
             summary="the teacher in a basis that rounds better: gains folded, residual stream and values rotated",
+        ),
+        PhaseSpec(
+            name="verify",
+            target="arb_ternary_upcycle.verification.phase:build",
+            config="arb_ternary_upcycle.verification.config:VerifyConfig",
+            summary="checks in the middle of a run, which end it where they fail",
+        ),
+        PhaseSpec(
+            name="export",
+            target="arb_ternary_upcycle.export_phase:build",
+            config="arb_ternary_upcycle.export_config:ExportConfig",
+            summary="writes the model in another form into the run directory",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_checks() -> Sequence[CheckSpec]:
+    return (
+        CheckSpec(
+            name="compare",
+            target="arb_ternary_upcycle.verification.compare:build",
+            config="arb_ternary_upcycle.verification.config:CompareConfig",
+            summary="attention and logits of student and teacher are at most so far apart",
+        ),
+        CheckSpec(
+            name="fidelity",
+            target="arb_ternary_upcycle.verification.fidelity:build",
+            config="arb_ternary_upcycle.verification.config:FidelityConfig",
+            summary="the student's loss and perplexity exceed the teacher's by so much at most",
+        ),
+        CheckSpec(
+            name="eval",
+            target="arb_ternary_upcycle.verification.answers:build",
+            config="arb_ternary_upcycle.verification.config:EvalConfig",
+            summary="the student answers enough questions rightly, beside its teacher",
+        ),
+        CheckSpec(
+            name="kvcache",
+            target="arb_ternary_upcycle.verification.kv_cache:build",
+            config="arb_ternary_upcycle.verification.config:KvCacheConfig",
+            summary="the student keeps so much fewer bytes of each token than the teacher",
         ),
     )

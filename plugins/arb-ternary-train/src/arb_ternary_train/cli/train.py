@@ -74,5 +74,7 @@ def train(
         click.echo()
         print_table(("run", report.directory), report.rows())
     if report.failed_checks:
-        summaries = [f"{name}: {result.summary}" for name, result in report.checks if not result.passed]
+        summaries = [
+            f"{name}: {result.summary}" for name, result in report.checks if not result.passed and result.fails_run
+        ]
         raise ArbError(f"{report.directory}: failed checks: {', '.join(report.failed_checks)}", "\n".join(summaries))

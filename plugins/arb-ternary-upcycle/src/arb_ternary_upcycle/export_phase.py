@@ -1,0 +1,62 @@
+"""The phase ``export``: the run's model in another form, in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary_train.build import require_protocol
+from arb_ternary_train.evaluate import evaluation_mode
+from arb_ternary_train.export import export_metadata
+from arb_ternary_train.protocols import Exporter
+from arb_ternary_upcycle.export_config import ExportConfig
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+
+__all__ = ["ExportPhase", "build", "destination_of"]
+
+
+def destination_of(config: ExportConfig, run: Path) -> Path:
+    """Where the phase writes in the run directory ``run``."""
+    suffix = config.exporter.spec.suffix
+    return run / (config.destination or f"export/model{suffix}")
+
+
+class ExportPhase:
+    """Writes the model as it is when the phase comes. Made again after a kill, it writes the same."""
+
+    name = "export"
+
+    def __init__(self, config: ExportConfig) -> None:
+        self.config = config
+
+    def run(self, context: TrainingContext) -> PhaseResult:
+        """See ``Phase``; whatever stands at the destination is replaced, once the new one is complete."""
+        choice = self.config.exporter
+        exporter: Exporter = require_protocol(choice.build(), Exporter, choice)
+        destination = destination_of(self.config, context.directory)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        metadata = export_metadata(context.config, context.files, context.step)
+        with evaluation_mode(context.model):
+            exporter.export(context.model, destination, metadata)
+        size = sum(file.stat().st_size for file in (destination, *destination.rglob("*")) if file.is_file())
+        context.record("export", {"exporter": choice.name, "bytes": size})
+        context.note(f"{destination}: {choice.name}, step {context.step}, {size:,} bytes")
+        context.mark_progress()
+        context.save_checkpoint()
+        return PhaseResult(steps=0, metrics={"bytes": float(size)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: an export is made whole or anew."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`state_dict`."""
+
+
+def build(config: ExportConfig) -> ExportPhase:
+    """Factory of the phase ``export``."""
+    return ExportPhase(config)

@@ -1,0 +1,80 @@
+"""The check ``kvcache``: how many bytes of keys and values a token of the context costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from arb_ternary_text.models.attention import make_positions
+from arb_ternary_text.models.cache import KeyValueCache, LayerCache
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.evaluate import evaluation_mode
+from arb_ternary_train.protocols import CheckResult
+from arb_ternary_upcycle.verification.config import KvCacheConfig
+from arb_ternary_upcycle.verification.pair import open_pair
+from arb_ternary_upcycle.verification.reports import Findings, Judgement, conclude
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from arb_ternary_train.context import TrainingContext
+    from arb_ternary_upcycle.stages import FloatModel
+
+__all__ = ["KvCacheCheck", "build", "student_bytes_per_token", "teacher_bytes_per_token"]
+
+
+def student_bytes_per_token(model: Decoder, device: torch.device) -> int:
+    """Bytes that the cache of ``model`` keeps of each token, over all layers, as it keeps them."""
+    cache = model.new_cache(1)
+    with torch.no_grad(), evaluation_mode(model):
+        model(torch.zeros(1, 1, dtype=torch.int64, device=device), cache)
+    return _bytes_per_slot(cache.layers)
+
+
+def teacher_bytes_per_token(model: FloatModel) -> int:
+    """The same of a float model on disk, whose layers are all alike: one of them is read."""
+    config = model.config
+    cache = KeyValueCache(1, 1, window=None, limit=None)
+    x_11D = torch.zeros(1, 1, config.width)
+    span = cache.reserve(1, 1)
+    positions = make_positions(config, x_11D, start=0, total=1, window=None, span=span)
+    with torch.no_grad():
+        model.block(0)(x_11D, positions, cache.layers[0])
+    return config.layers * _bytes_per_slot(cache.layers)
+
+
+def _bytes_per_slot(layers: Sequence[LayerCache]) -> int:
+    total = 0
+    for layer in layers:
+        for stored in (layer.keys_BHTC, layer.values_BHTC):
+            if stored is not None:
+                total += stored.shape[1] * stored.shape[3] * stored.element_size()
+    return total
+
+
+class KvCacheCheck:
+    """Compares the caches of teacher and student, in the number formats in which this program keeps them."""
+
+    def __init__(self, config: KvCacheConfig) -> None:
+        self.config = config
+
+    def check(self, context: TrainingContext) -> CheckResult:
+        """See ``Check``."""
+        pair = open_pair(context, self.config.teacher)
+        teacher = teacher_bytes_per_token(pair.teacher.model)
+        student = student_bytes_per_token(pair.student.model, pair.device)
+        ratio = teacher / student
+        metrics = {
+            "teacher_bytes_per_token": float(teacher),
+            "student_bytes_per_token": float(student),
+            "reduction_ratio": ratio,
+        }
+        judged = [Judgement("reduction ratio", ratio, self.config.min_reduction_ratio, at_most=False)]
+        details = {"teacher": str(pair.teacher.model.path)}
+        return conclude(context, "kvcache", self.config, Findings(judged=judged, metrics=metrics, details=details))
+
+
+def build(config: KvCacheConfig) -> KvCacheCheck:
+    """Factory of the check ``kvcache``."""
+    return KvCacheCheck(config)

@@ -1,0 +1,95 @@
+"""A teacher on disk, students beside it, and as much of a run as a check reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary_text.data.masking import build_causal
+from arb_ternary_text.data.shakespeare import load_text
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import ByteTokenizer, encode_stream
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_upcycle.stages import FloatModelWriter
+
+
+def write_stage(path: Path, model: Decoder) -> Path:
+    """``model`` as a stage folder."""
+    writer = FloatModelWriter(path, model.config, model.vocabulary_size, {"kind": "bytes"})
+
+    def named(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {key.removesuffix(".weight"): value for key, value in module.state_dict().items()}
+
+    for number, block in enumerate(model.blocks):
+        writer.write_block(number, named(block))
+    writer.write_ends({name: value for name, value in named(model).items() if not name.startswith("blocks.")})
+    writer.finish()
+    return path
+
+
+@pytest.fixture
+def stage() -> Callable[[Path, Decoder], Path]:
+    return write_stage
+
+
+@pytest.fixture
+def teacher(small: DecoderConfig) -> Decoder:
+    """Random weights, of which logits are well apart."""
+    torch.manual_seed(5)
+    return Decoder(small, 256).eval()
+
+
+@pytest.fixture
+def student(small: DecoderConfig, teacher: Decoder) -> Decoder:
+    """The teacher with other weights in a few places."""
+    torch.manual_seed(6)
+    model = Decoder(small, 256)
+    model.load_state_dict(teacher.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape)
+    return model
+
+
+@pytest.fixture(scope="session")
+def text() -> StreamSource:
+    """The built-in validation text by its bytes."""
+    ids = encode_stream(ByteTokenizer(), load_text("validation"))
+    return StreamSource("shakespeare", ByteTokenizer(), ids, ids)
+
+
+@pytest.fixture
+def run(tmp_path: Path, teacher: Decoder, text: StreamSource) -> Callable[..., Any]:
+    """A run with the stage ``teacher`` in it, whose model is given."""
+    write_stage(tmp_path / "run" / "stages" / "teacher", teacher)
+
+    def make(model: torch.nn.Module, **changes: Any) -> Any:
+        facts = {
+            "directory": tmp_path / "run",
+            "seed": 0,
+            "step": 7,
+            "device": torch.device("cpu"),
+            "data": text,
+            "masking": build_causal(None),
+            "vocabulary_size": 256,
+            "evaluation_shape": (3, 24),
+            "model": model,
+        }
+        return SimpleNamespace(**{**facts, **changes})
+
+    return make
+
+
+@pytest.fixture
+def report() -> Callable[..., Any]:
+    def read(context: Any, label: str) -> Any:
+        return json.loads((context.directory / "verify" / f"{label}.json").read_text())
+
+    return read
