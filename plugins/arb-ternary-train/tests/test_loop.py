@@ -392,6 +392,30 @@ def test_a_loop_that_masks_and_predicts_in_another_way_needs_to_say_only_that() 
             assert inputs[row].tolist() == context.data.train[4 * sample + 1 : 4 * sample + 5].tolist()
 
 
+def test_a_loop_may_judge_and_set_rates_in_another_way() -> None:
+    seen: list[int] = []
+
+    class Squared(TrainingLoop):
+        def loss(self, batch: Batch, masked: MaskedBatch, output: torch.Tensor) -> torch.Tensor:
+            seen.extend(masked.inputs.flatten().tolist())
+            return output.square().sum()
+
+        def set_rates(self) -> dict[str, float]:
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.25 / (self.step + 1)
+            return {"lr": self.optimizer.param_groups[0]["lr"]}
+
+    context = Context(Net(), sgd)
+    loop = Squared(context, LoopOptions(steps=2, batch_size=1, block_size=4), "key")  # type: ignore[arg-type]
+    before = table(context)
+    report = step(loop)
+    counts = torch.tensor([seen.count(each) for each in range(VOCABULARY)], dtype=torch.float32)
+    assert report.loss == pytest.approx(float((counts[:, None] * before.square()).sum()))
+    assert torch.allclose(table(context), before * (1 - 0.25 * 2 * counts[:, None]))
+    assert report.rates == {"lr": 0.25}
+    assert step(loop).rates == {"lr": 0.125}
+
+
 class TernaryNet(nn.Module):
     """A bigram model whose table is ternary."""
 

@@ -46,8 +46,9 @@ __all__ = ["TrainingLoop"]
 class TrainingLoop:
     """Trains ``context.model`` with ``options``. Close it when done: it may own threads that read ahead.
 
-    A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that masks or predicts in
-    another way overrides :meth:`mask` or :meth:`predict`.
+    A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that masks, predicts or
+    judges in another way overrides :meth:`mask`, :meth:`predict` or :meth:`loss`; one whose rates follow more than the
+    schedule, :meth:`set_rates`. What is frozen when the loop is made is not trained.
 
     Args:
         context: the run.
@@ -110,7 +111,7 @@ class TrainingLoop:
             ArbError: too many micro-batches in a row had no finite loss.
         """
         context, options, started = self.context, self.options, time.perf_counter()
-        rates = self._set_rates()
+        rates = self.set_rates()
         if not self.batches.continues:
             reset_runtime_state(self.model)
         batch = next(self.batches)
@@ -118,8 +119,8 @@ class TrainingLoop:
         self.micro_batches += 1
         self.model.train()
         with self._autocast():
-            logits = self.predict(batch, masked)
-        loss = masked_loss(logits, masked)
+            output = self.predict(batch, masked)
+        loss = self.loss(batch, masked, output)
         value, tokens = float(loss.detach()), int(masked.loss_mask.sum())
         context.mark_progress()
         report = None
@@ -156,7 +157,21 @@ class TrainingLoop:
         logits: Tensor = self._forward(masked.inputs, **time_arguments(self.model, masked))
         return logits
 
-    def _set_rates(self) -> dict[str, float]:
+    def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
+        """What backward starts from: a float32 scalar, the mean over the predictions that count.
+
+        Args:
+            batch: as it was read, on the host.
+            masked: what the masking made of it, on the device.
+            output: what :meth:`predict` returned.
+        """
+        return masked_loss(output, masked)
+
+    def set_rates(self) -> dict[str, float]:
+        """Set the rate of every group for the step under way; returns the first ``lr`` (float) and ``rate`` (ternary).
+
+        It is called before every micro-batch.
+        """
         options = self.options
         return apply_schedule(
             self.optimizer,

@@ -34,7 +34,7 @@ class LogOptions(Protocol):
 
 
 class StandardPhase:
-    """Trains for ``config.steps`` steps."""
+    """Trains for ``config.steps`` steps. A phase that does so with a loop of its own overrides :meth:`make_loop`."""
 
     name = "standard"
 
@@ -49,7 +49,7 @@ class StandardPhase:
         config, reporter = self.config, context.logbook.reporter
         if self._restored is None and config.init_from is not None:
             load_weights(context.model, Path(config.init_from), seed=context.seed, options=context.config.model)
-        loop = self._loop = TrainingLoop(context, config, key=f"phase {context.phase_index}")
+        loop = self._loop = self.make_loop(context, resumed=self._restored is not None)
         try:
             if self._restored is not None:
                 self._last_loss = self._restored["last_loss"]
@@ -70,6 +70,15 @@ class StandardPhase:
         reporter.stop()
         loss = {} if self._last_loss is None else {"train_loss": self._last_loss}
         return PhaseResult(steps=loop.step, metrics={"skipped": float(loop.skipped), **loss})
+
+    def make_loop(self, context: TrainingContext, *, resumed: bool) -> TrainingLoop:
+        """The loop that trains.
+
+        Args:
+            context: the run.
+            resumed: the phase goes on where it was stopped, or else begins.
+        """
+        return TrainingLoop(context, self.config, key=f"phase {context.phase_index}")
 
     def state_dict(self) -> dict[str, Any]:
         """The loop's state."""
