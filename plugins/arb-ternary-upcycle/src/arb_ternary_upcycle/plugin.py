@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import PhaseSpec
+from arb_ternary_train.openmp import VARIABLES
 from arb_ternary_train.specs import CheckSpec
 
 ARB_API_VERSION = (1, 0)
@@ -30,6 +31,20 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             target="arb_ternary_upcycle.fold_rotate:build",
             config="arb_ternary_upcycle.fold_rotate:FoldRotateConfig",
             summary="the teacher in a basis that rounds better: gains folded, residual stream and values rotated",
+        ),
+        PhaseSpec(
+            name="blockwise",
+            target="arb_ternary_upcycle.blockwise:build",
+            config="arb_ternary_upcycle.training_options:BlockwiseConfig",
+            variables=VARIABLES,
+            summary="each block of the student in turn learns to give what the teacher's block gives",
+        ),
+        PhaseSpec(
+            name="global",
+            target="arb_ternary_upcycle.global_phase:build",
+            config="arb_ternary_upcycle.training_options:GlobalConfig",
+            variables=VARIABLES,
+            summary="all of the student learns the next token, and the teacher's predictions where asked to",
         ),
         PhaseSpec(
             name="verify",

@@ -1,0 +1,101 @@
+"""The training loop of one block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from arb_ternary.protocols.data import Batch, MaskedBatch
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.schedules import scheduled_groups
+from arb_ternary_upcycle.streams import Streams, updates_of
+from arb_ternary_upcycle.training_options import BlockwiseConfig
+from arb_ternary_upcycle.trend import Autotune
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from arb_ternary_train.context import TrainingContext
+
+__all__ = ["BlockLoop", "lower_rates"]
+
+
+class BlockLoop(TrainingLoop):
+    """Trains the block ``block`` of a decoder to give what the teacher's gives: L1 distance, mean over all numbers.
+
+    All that is to stay as it is must be frozen.
+
+    Attributes:
+        autotune: None where nobody asked for it.
+    """
+
+    def __init__(
+        self,
+        context: TrainingContext,
+        options: BlockwiseConfig,
+        key: str,
+        *,
+        student: Decoder,
+        block: int,
+        streams: Streams,
+    ) -> None:
+        super().__init__(context, options, key)
+        self._student, self._block, self._streams = student, block, streams
+        self._target = options.distill_target
+        self._floor = options.blockwise_autotune_min_lr
+        self._lowers = options.blockwise_autotune_mode == "active"
+        self.autotune: Autotune | None = None
+        if options.blockwise_autotune_enabled:
+            peak = max(_peak(group, options.lr) for group in scheduled_groups(self.optimizer))
+            self.autotune = Autotune(
+                patience=options.blockwise_autotune_plateau_patience,
+                decay=options.blockwise_autotune_lr_decay,
+                floor=min(1.0, self._floor / peak),
+            )
+
+    def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
+        """What the block gives, ``[B, S, D]``: the stream after it, or the update of its attention."""
+        student, number = self._student, self._block
+        x_BSD = self._streams.entering(number, masked.inputs, batch.sample_ids)
+        if self._target == "residual":
+            return student.run_blocks(x_BSD, number, number + 1)
+        with updates_of(student.blocks[number].get_submodule("attention")) as updates:
+            student.run_blocks(x_BSD, number, number + 1)
+        return updates[0]
+
+    def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
+        """The mean absolute difference from the teacher."""
+        return F.l1_loss(output.float(), self._streams.wanted(self._block, masked.inputs, batch.sample_ids))
+
+    def set_rates(self) -> dict[str, float]:
+        """As the schedule says, times what autotuning has made of them."""
+        rates = super().set_rates()
+        if self.autotune is None or not self._lowers or self.autotune.factor == 1.0:
+            return rates
+        return lower_rates(self.optimizer, self.autotune.factor, self._floor)
+
+
+def lower_rates(optimizer: Optimizer, factor: float, floor: float) -> dict[str, float]:
+    """Multiply the rate of every scheduled group by ``factor``, but lower none below ``floor``.
+
+    The rate of a ternary group acts on how many votes flip a trit: ``sign_votes`` divides its threshold by it,
+    ``scaled_votes`` casts as many fewer votes, ``momentum_votes`` raises the threshold until as many fewer trits flip.
+
+    Returns:
+        The first rate of each kind, as ``TrainingLoop.set_rates`` does.
+    """
+    rates: dict[str, float] = {}
+    for group in scheduled_groups(optimizer):
+        group["lr"] = max(min(group["lr"], floor), group["lr"] * factor)
+        rates.setdefault("lr" if group.get("kind", "float") == "float" else "rate", float(group["lr"]))
+    return rates
+
+
+def _peak(group: dict[str, object], lr: float | None) -> float:
+    """The highest rate that a schedule gives a group."""
+    own = group.get("initial_lr", group["lr"])
+    assert isinstance(own, float | int)
+    return lr if lr is not None and group.get("kind", "float") == "float" else float(own)

@@ -1,0 +1,191 @@
+"""The phase ``blockwise``: each block of the student in turn learns to give what the teacher's block gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import asdict, evolve
+
+from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.progress import format_duration
+from arb_ternary_train.standard import log_and_evaluate
+from arb_ternary_upcycle.block_loop import BlockLoop
+from arb_ternary_upcycle.learning import only_learning
+from arb_ternary_upcycle.output_cache import OutputCache
+from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.streams import Streams
+from arb_ternary_upcycle.teacher_module import Teacher, as_student
+from arb_ternary_upcycle.training_options import BlockwiseConfig
+from arb_ternary_upcycle.trend import Convergence, Decision, Trend
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+    from arb_ternary_train.step_report import StepReport
+
+__all__ = ["BlockwisePhase", "build"]
+
+#: Where a block begins to be compared with the end: the mean of so many first losses.
+_FIRST: Final = 10
+
+
+class BlockwisePhase:
+    """Trains one block after the other, the first one first; each sees what the trained ones before it give."""
+
+    name = "blockwise"
+
+    def __init__(self, config: BlockwiseConfig) -> None:
+        self.config = config
+        self._block = 0
+        self._loop: BlockLoop | None = None
+        self._convergence = Convergence(config.convergence_target, config.convergence_patience)
+        self._first: list[float] = []
+        self._records: list[dict[str, Any]] = []
+        self._restored: Mapping[str, Any] | None = None
+
+    def run(self, context: TrainingContext) -> PhaseResult:
+        """Train all blocks, from the first or from where ``load_state_dict`` left off; see ``Phase``."""
+        model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
+        student = as_student(context.model, model, self.name)
+        with self._streams(context, student, model) as streams:
+            while self._block < len(student.blocks):
+                self._train_block(context, student, streams)
+            context.save_checkpoint()
+        last = [record["l1"] for record in self._records]
+        metrics = {"l1": sum(last) / len(last), "train_loss": last[-1]}
+        metrics["skipped"] = float(sum(record["skipped"] for record in self._records))
+        return PhaseResult(steps=sum(record["steps"] for record in self._records), metrics=metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which block is trained, its loop, what its losses say, and what became of those before."""
+        loop = self._loop
+        return {
+            "block": self._block,
+            "loop": None if loop is None else loop.state_dict(),
+            "trend": asdict(self._convergence.trend),
+            "first": list(self._first),
+            "autotune": None if loop is None or loop.autotune is None else loop.autotune.state_dict(),
+            "records": [dict(record) for record in self._records],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state`` when the phase runs."""
+        self._block = state["block"]
+        self._records = [dict(record) for record in state["records"]]
+        self._restored = None if state["loop"] is None else state
+
+    @contextmanager
+    def _streams(self, context: TrainingContext, student: Decoder, model: FloatModel) -> Iterator[Streams]:
+        """The residual streams, cached in the run's directory while the phase runs."""
+        config = self.config
+        teacher = Teacher(model, config.teacher_memory, context.device)
+        if not config.cache_teacher_outputs:
+            yield Streams(student, teacher, config.distill_target, None)
+            return
+        folder = context.directory / "cache" / f"phase-{context.phase_index}"
+        cache = OutputCache(folder, config.cache_memory, f"{model.digest} {context.device}", context.note)
+        try:
+            yield Streams(student, teacher, config.distill_target, cache)
+        except BaseException:
+            cache.close()
+            raise
+        cache.remove()
+
+    def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
+        number, blocks, reporter = self._block, len(student.blocks), context.logbook.reporter
+        options = evolve(self.config, steps=self.config.steps_of_block)
+        block = student.blocks[number]
+        streams.begin(number)
+        self._convergence.trend, self._first = Trend(), []
+        started, steps_before = time.perf_counter(), 0
+        with only_learning(
+            student, block.get_submodule("attention") if options.distill_target == "attention" else block
+        ):
+            # The key is that of all blocks: they see the same samples in the same order, which can then be cached.
+            key = f"phase {context.phase_index}"
+            loop = self._loop = BlockLoop(context, options, key, student=student, block=number, streams=streams)
+            try:
+                if self._restored is not None:
+                    self._restore(loop, self._restored)
+                    self._restored, steps_before = None, loop.step
+                    context.finish_evaluation()
+                reporter.start(f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step)
+                while loop.step < options.steps and not self._convergence.done:
+                    report = loop.train_micro_batch()
+                    if report is not None:
+                        self._after_step(context, loop, report, ends_phase=number == blocks - 1)
+                        context.checkpoint_if_due()
+                    context.stop_if_requested()
+            finally:
+                loop.close()
+        reporter.stop()
+        self._finish_block(context, loop, blocks, time.perf_counter() - started, loop.step - steps_before)
+
+    def _restore(self, loop: BlockLoop, state: Mapping[str, Any]) -> None:
+        loop.load_state_dict(state["loop"])
+        self._convergence.trend = Trend(**state["trend"])
+        self._first = list(state["first"])
+        if loop.autotune is not None and state["autotune"] is not None:
+            loop.autotune.load_state_dict(state["autotune"])
+
+    def _after_step(self, context: TrainingContext, loop: BlockLoop, report: StepReport, *, ends_phase: bool) -> None:
+        """Judge a step, and write it down."""
+        self._convergence.trend.observe(report.loss)
+        if len(self._first) < _FIRST:
+            self._first.append(report.loss)
+        if loop.autotune is not None:
+            self._report_autotune(context, loop, loop.autotune.observe(report.loss))
+        steps = report.step if self._convergence.done else loop.options.steps
+        more = {"block": self._block}
+        log_and_evaluate(context, report, self.config, steps=steps, ends_phase=ends_phase, more=more)
+
+    def _report_autotune(self, context: TrainingContext, loop: BlockLoop, decision: Decision | None) -> None:
+        config, autotune = self.config, loop.autotune
+        assert autotune is not None
+        where = f"block {self._block + 1} step {loop.step}: autotune"
+        if decision is not None:
+            active = config.blockwise_autotune_mode == "active"
+            values = {"block": self._block, "cause": decision.cause, "factor": decision.factor, "applied": active}
+            context.record("autotune", {"step": context.step + 1, **values})
+            verb = "lowers" if active else "would lower"
+            what = (
+                f"{verb} the rates to {decision.factor:g} of the schedule's" if decision.lowers else "is at the floor"
+            )
+            context.note(f"{where}: a {decision.cause}: {what}")
+        elif loop.step % config.blockwise_autotune_log_every == 0:
+            trend = autotune.trend
+            context.note(
+                f"{where}: mean {trend.mean:.4g}, lowest {trend.best:.4g}, {autotune.waited} steps ago, "
+                f"rates at {autotune.factor:g} of the schedule's"
+            )
+
+    def _finish_block(self, context: TrainingContext, loop: BlockLoop, blocks: int, seconds: float, steps: int) -> None:
+        trend = self._convergence.trend
+        record = {
+            "block": self._block,
+            "steps": loop.step,
+            "l1_first": sum(self._first) / max(1, len(self._first)),
+            "l1": trend.mean,
+            "reason": self._convergence.reason,
+            "skipped": loop.skipped,
+        }
+        self._records.append(record)
+        context.record("block", record)
+        left = blocks - self._block - 1
+        text = (
+            f"block {self._block + 1} of {blocks}: {loop.step} steps, L1 {record['l1_first']:.4g} to "
+            f"{record['l1']:.4g} ({record['reason']})"
+        )
+        if left and steps:
+            text += f"; {left} blocks left, {format_duration(seconds * left)} as the last one went"
+        context.note(text)
+        self._block, self._loop = self._block + 1, None
+        context.mark_progress()
+
+
+def build(config: BlockwiseConfig) -> BlockwisePhase:
+    """The factory that the ``blockwise`` phase registers."""
+    return BlockwisePhase(config)

@@ -1,0 +1,31 @@
+"""The distance of a student's predictions from a teacher's.
+
+Shapes: ``V`` vocabulary; ``...`` any others.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["divergence"]
+
+
+def divergence(student_V: Tensor, teacher_V: Tensor, counts: Tensor, temperature: float) -> Tensor:
+    """``T**2 * KL(teacher || student)`` in nats, mean over the predictions that count: float32 scalar.
+
+    Both are softmaxes of logits over ``T``; the square keeps the size of the gradient (Hinton, Vinyals and Dean,
+    "Distilling the Knowledge in a Neural Network", 2015). With no prediction that counts it is 0.
+
+    Args:
+        student_V: logits ``[..., V]``.
+        teacher_V: logits ``[..., V]``, without a gradient.
+        counts: bool ``[...]``.
+        temperature: ``T``.
+    """
+    log_student = F.log_softmax(student_V.float() / temperature, dim=-1)
+    log_teacher = F.log_softmax(teacher_V.float() / temperature, dim=-1)
+    each = F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(dim=-1)
+    mean = each.masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(1)
+    return torch.mul(mean, temperature**2)

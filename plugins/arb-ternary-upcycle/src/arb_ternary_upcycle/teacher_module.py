@@ -1,0 +1,94 @@
+"""The teacher in training: its blocks in memory or one at a time, and all of it as a module.
+
+Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_text.models.block import Block
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_upcycle.stages import FloatModel
+
+__all__ = ["Teacher", "as_student"]
+
+
+class Teacher(nn.Module):
+    """``model`` as a module without parameters of its own: float32, nothing in it learns.
+
+    Args:
+        model: on disk.
+        memory: bytes of blocks that stay in memory, those that are used first; beside them there is the one in use.
+        device: where it computes.
+    """
+
+    def __init__(self, model: FloatModel, memory: int, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self._device, self._free = device, memory
+        self._kept: dict[int, Block] = {}
+        self._last: tuple[int, Block] | None = None
+
+    @property
+    def max_length(self) -> int:
+        """Context: the longest sequence."""
+        return self.model.config.max_length
+
+    def block(self, number: int) -> Block:
+        """Block ``number`` on the device."""
+        if number in self._kept:
+            return self._kept[number]
+        if self._last is not None and self._last[0] == number:
+            return self._last[1]
+        self._last = None  # before the next is read: one at a time
+        block = self.model.block(number).to(self._device)
+        size = sum(tensor.nbytes for tensor in block.state_dict().values())
+        if size <= self._free:
+            self._kept[number] = block
+            self._free -= size
+        else:
+            self._last = (number, block)
+        return block
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """The residual stream before the first block."""
+        return self.model.embed(tokens_BS)
+
+    def run_block(self, number: int, x_BSD: Tensor) -> Tensor:
+        """The residual stream after block ``number``."""
+        return self.model.through(self.block(number), x_BSD)
+
+    @torch.no_grad()
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits, float32 ``[B, S, V]``."""
+        x_BSD = self.embed(tokens_BS)
+        for number in range(self.model.config.layers):
+            x_BSD = self.run_block(number, x_BSD)
+        return self.model.logits(x_BSD)
+
+
+def as_student(model: nn.Module, teacher: FloatModel, phase: str) -> Decoder:
+    """``model``, when it is a decoder with the blocks and the residual stream of ``teacher``.
+
+    Raises:
+        ConfigError: it is not; all differences are named.
+    """
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"model: the phase {phase} trains decoders, not a {type(model).__name__}", "Use model: {name: decoder}."
+        )
+    pairs = {
+        "layers": (len(model.blocks), teacher.config.layers),
+        "width": (model.config.width, teacher.config.width),
+        "vocabulary": (model.vocabulary_size, teacher.vocabulary_size),
+    }
+    unlike = [f"{name}: {mine}, the teacher's is {its}" for name, (mine, its) in pairs.items() if mine != its]
+    if unlike:
+        raise ConfigError(
+            f"model: the teacher in {teacher.path} does not fit it: {'; '.join(unlike)}",
+            "Give the model the teacher's sizes (`arb upcycle inspect` shows them), or name another teacher.",
+        )
+    return model

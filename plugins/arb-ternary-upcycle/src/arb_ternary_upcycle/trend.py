@@ -1,0 +1,146 @@
+"""What the losses of a block say: whether it is done, and whether its rates are too high. Plain numbers, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import asdict, define, field, frozen
+
+__all__ = ["Autotune", "Convergence", "Decision", "Trend"]
+
+#: Decay of the running mean of the losses.
+_DECAY: Final = 0.9
+#: A mean is lower than the lowest so far when it is so by this share of it, as torch's ReduceLROnPlateau counts.
+_LOWER: Final = 1e-4
+#: A loss of more than so many times the running mean before it is a spike.
+_SPIKE: Final = 1.5
+#: Losses before the first spike is called one, and between a decision and the next spike.
+_CALM: Final = 10
+
+
+@define
+class Trend:
+    """The running mean of losses, ``m_n = (1 - d) sum d**(n - i) l_i / (1 - d**n)`` with ``d = 0.9``.
+
+    Attributes:
+        count: losses so far.
+        total: the sum above, with the factor before it.
+        best: lowest mean so far; None before the first.
+        stale: losses since the mean was last lower than ever, by a ten-thousandth.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    best: float | None = None
+    stale: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The running mean; 0 before the first loss."""
+        return self.total / (1.0 - _DECAY**self.count) if self.count else 0.0
+
+    def observe(self, loss: float) -> None:
+        """Take in a loss."""
+        self.count += 1
+        self.total = _DECAY * self.total + (1.0 - _DECAY) * loss
+        if self.best is None or self.mean < self.best * (1.0 - _LOWER):
+            self.best, self.stale = self.mean, 0
+        else:
+            self.stale += 1
+
+
+@define
+class Convergence:
+    """Whether a block is done: the running mean of its losses is at most ``target``, or no longer falls.
+
+    Attributes:
+        target: None = it is never done before its steps are.
+        patience: losses without a lower mean.
+        trend: of the losses.
+    """
+
+    target: float | None
+    patience: int
+    trend: Trend = field(factory=Trend)
+
+    @property
+    def done(self) -> bool:
+        """Whether the block needs no further step."""
+        trend = self.trend
+        if self.target is None or not trend.count:
+            return False
+        return trend.mean <= self.target or trend.stale >= self.patience
+
+    @property
+    def reason(self) -> str:
+        """Why it is done, or that its steps are over."""
+        if self.done and self.target is not None:
+            if self.trend.mean <= self.target:
+                return f"at most {self.target:g}"
+            return f"not lower for {self.trend.stale} steps"
+        return "steps over"
+
+
+@frozen
+class Decision:
+    """What autotuning would do after a step.
+
+    Attributes:
+        cause: ``spike`` or ``plateau``.
+        factor: of the rates from then on.
+        lowers: whether that is less than before; False at the floor.
+    """
+
+    cause: str
+    factor: float
+    lowers: bool
+
+
+@define
+class Autotune:
+    """Lowers rates at spikes and plateaus of the loss: ``factor`` times ``decay`` each, and not below ``floor``.
+
+    A spike is a loss of more than 1.5 times the running mean before it, a plateau ``patience`` losses without a lower
+    mean. After a decision the count to a plateau begins anew, and the next ten losses are no spikes.
+
+    Attributes:
+        patience: losses without a lower running mean.
+        decay: factor of a decision.
+        floor: lowest factor.
+        factor: of the rates now.
+        calm: losses since the last decision.
+        waited: losses since the last decision or lower mean.
+        trend: of the losses.
+    """
+
+    patience: int
+    decay: float
+    floor: float
+    factor: float = 1.0
+    calm: int = 0
+    waited: int = 0
+    trend: Trend = field(factory=Trend)
+
+    def observe(self, loss: float) -> Decision | None:
+        """Take in the loss of a step; what is to be done after it, if anything."""
+        trend, before = self.trend, self.trend.mean
+        spike = trend.count >= _CALM and self.calm >= _CALM and loss > _SPIKE * before
+        trend.observe(loss)
+        self.calm += 1
+        self.waited = 0 if trend.stale == 0 else self.waited + 1
+        if not spike and self.waited < self.patience:
+            return None
+        factor = max(self.floor, self.factor * self.decay)
+        lowers = factor < self.factor
+        self.factor, self.calm, self.waited = min(factor, self.factor), 0, 0
+        return Decision("spike" if spike else "plateau", self.factor, lowers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed block needs."""
+        return {"factor": self.factor, "calm": self.calm, "waited": self.waited, "trend": asdict(self.trend)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state``."""
+        self.factor, self.calm, self.waited = state["factor"], state["calm"], state["waited"]
+        self.trend = Trend(**state["trend"])
