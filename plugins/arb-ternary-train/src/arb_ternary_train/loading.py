@@ -23,7 +23,7 @@ from arb_ternary_train.config_file import apply_overrides, read_document, set_va
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
 
-__all__ = ["in_only_phase", "load_config", "structure_run"]
+__all__ = ["in_only_phase", "load_config", "load_document", "structure_run"]
 
 
 def load_config(
@@ -43,9 +43,13 @@ def load_config(
         ConfigError: the file or its content is wrong; every fault is listed with file and line.
         EnvironmentProblem: the config is right, but names what is not installed or failed to load.
     """
+    return load_document(apply_overrides(read_document(path), overrides), FilePath(path).parent, plugins=plugins)
+
+
+def load_document(document: Document, folder: FilePath, *, plugins: Plugins | None = None) -> LoadedConfig[RunConfig]:
+    """As :func:`load_config`, of a document whose own plugin files are named from ``folder``."""
     host = plugins if plugins is not None else manager()
-    document = _apply_environment(apply_overrides(read_document(path), overrides))
-    document = _load_plugin_files(document, FilePath(path).parent, host)
+    document = _load_plugin_files(_apply_environment(document), folder, host)
     return structure_run(document, host.registry)
 
 

@@ -135,12 +135,32 @@ def arb_register_documents() -> Sequence[DocumentSpec]:
             command="arb train",
             summary="everything that decides a run",
         ),
+        DocumentSpec(
+            name="manifest",
+            target="arb_ternary_train.manifest.loading:load_manifest",
+            config="arb_ternary_train.manifest.document:Manifest",
+            command="arb run",
+            summary="experiments: targets, and in each the runs that follow one another",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_trainers() -> Sequence[TrainerSpec]:
+    return (
+        TrainerSpec(
+            name="standard",
+            target="arb_ternary_train.manifest.standard:run_settings",
+            config="arb_ternary_train.manifest.keys:TrainKeys",
+            summary="end-to-end training or fine-tuning",
+        ),
     )
 
 
 @hookimpl
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
+        CommandSpec(name="run", target="arb_ternary_train.cli.run:run", summary="Run the experiments of a manifest."),
         CommandSpec(name="train", target="arb_ternary_train.cli.train:train", summary="Run a config's phases."),
         CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(

@@ -214,6 +214,15 @@ class AddsParts(Protocol):
 
 
 @runtime_checkable
+class PlansSteps(Protocol):
+    """Options of a phase that may take more steps than its ``steps`` says, or fewer."""
+
+    def planned_steps(self, run: Any) -> int:
+        """Most optimizer steps that the phase will take in the run of the ``RunConfig`` ``run``."""
+        ...
+
+
+@runtime_checkable
 class ReservesIds(Protocol):
     """A masking strategy that puts an id of its own in the place of others."""
 

@@ -1,0 +1,186 @@
+"""What a run would be: layers, parameters, memory, steps, and its time from a few timed steps."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import asdict, evolve, fields, frozen
+from torch import nn
+
+from arb_ternary.backends.select import use_backend
+from arb_ternary.config.choice import PhaseChoice
+from arb_ternary.errors import ArbError, EnvironmentProblem
+from arb_ternary.optim.protocol import build_optimizer, collect_trainable
+from arb_ternary.plugins.manager import manager
+from arb_ternary.protocols.data import DataSource
+from arb_ternary.ternary.audit import audit
+from arb_ternary_train.added_parts import parts_added_by
+from arb_ternary_train.build import built_module, require_protocol, undrawn
+from arb_ternary_train.config import CheckpointConfig, RunConfig
+from arb_ternary_train.optim.planned_state import planned_state_bytes
+from arb_ternary_train.options import LoopOptions, StandardConfig
+from arb_ternary_train.precision import resolve_device
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.protocols import PlansSteps
+from arb_ternary_train.runner import RunRequest, train
+
+__all__ = ["Outlook", "PhaseOutlook", "look_ahead"]
+
+#: Steps that are timed.
+_STEPS: Final = 3
+#: Parameters above which a model is counted without its numbers.
+_LARGE: Final = 1 << 27
+
+
+@frozen(kw_only=True)
+class PhaseOutlook:
+    """A phase of a run that has not begun.
+
+    Attributes:
+        name: of the phase.
+        steps: optimizer steps; None where the phase takes none, or does not say before it runs.
+        tokens: predictions that they train on; None likewise.
+        seconds: that training would take at the probe's speed; None where there was no probe.
+    """
+
+    name: str
+    steps: int | None
+    tokens: int | None
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class Outlook:
+    """A run that has not begun.
+
+    Attributes:
+        layers: number of blocks; None where the model's options do not say.
+        parameters, ternary_weights, float_parameters: how many.
+        model_bytes: of weights, exponents, votes and float parameters.
+        optimizer_bytes: of the optimizer's state.
+        gradient_bytes: of float gradients, between backward and step; votes need none.
+        phases: in order.
+        notes: a sentence each.
+    """
+
+    layers: int | None
+    parameters: int
+    ternary_weights: int
+    float_parameters: int
+    model_bytes: int
+    optimizer_bytes: int | None
+    gradient_bytes: int
+    phases: tuple[PhaseOutlook, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What training holds besides activations."""
+        return self.model_bytes + (self.optimizer_bytes or 0) + self.gradient_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {**asdict(self), "memory_bytes": self.memory_bytes}
+
+
+def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
+    """What the run of ``config`` would be; nothing stays behind.
+
+    Sizes are counted on a model without numbers, where it can be made so. The probe trains the model as it is at birth
+    for three steps at the batch and block size of each training phase, in a temporary folder.
+
+    Raises:
+        ArbError: the run could not begin either.
+    """
+    notes: list[str] = []
+    config = _on_this_machine(config, notes)
+    data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
+    model = _outline(config, data.vocabulary_size)
+    counted = audit(model)
+    layers = getattr(config.model.options, "layers", None)
+    return Outlook(
+        layers=layers if isinstance(layers, int) else None,
+        parameters=counted.parameters,
+        ternary_weights=counted.ternary_weights,
+        float_parameters=counted.float_parameters,
+        model_bytes=sum(row.nbytes for row in counted.rows),
+        optimizer_bytes=_optimizer_bytes(config, model, notes),
+        gradient_bytes=sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
+        phases=tuple(_phase(config, choice, probe=probe) for choice in config.phases),
+        notes=tuple(notes),
+    )
+
+
+def _on_this_machine(config: RunConfig, notes: list[str]) -> RunConfig:
+    """``config`` for a device that is here."""
+    try:
+        resolve_device(config.device)
+    except EnvironmentProblem as error:
+        notes.append(f"{error.what}; sizes are the same, and steps are timed on the cpu")
+        return evolve(config, device="cpu")
+    return config
+
+
+def _outline(config: RunConfig, vocabulary_size: int) -> nn.Module:
+    """The model, without numbers where it is large and can be made so."""
+    model = _without_numbers(config, vocabulary_size)
+    if model is not None and audit(model).parameters > _LARGE:
+        return model
+    with undrawn():
+        return built_module(config.model, vocabulary_size)
+
+
+def _without_numbers(config: RunConfig, vocabulary_size: int) -> nn.Module | None:
+    """The model on the device ``meta``; None of one that computes while it is built."""
+    try:
+        with use_backend("torch"), torch.device("meta"), undrawn():
+            return built_module(config.model, vocabulary_size)
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
+
+
+def _optimizer_bytes(config: RunConfig, model: nn.Module, notes: list[str]) -> int | None:
+    trainable = evolve(collect_trainable(model), later=parts_added_by(config.phases))
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        # Optimizers of votes read control words. What they keep, a few numbers a row and a column, is left out.
+        trainable = evolve(trainable, ternary={}, stored={}, later=trainable.later | {"ternary", "stored"})
+        if not trainable.floats:
+            return 0
+    try:
+        return planned_state_bytes(build_optimizer("optimizer", config.optimizer, trainable))
+    except ArbError as error:
+        notes.append(f"{error.what}; its memory is not counted")
+        return None
+
+
+def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseOutlook:
+    options = choice.options
+    if not isinstance(options, LoopOptions):
+        return PhaseOutlook(name=choice.name, steps=None, tokens=None, seconds=None)
+    steps = options.planned_steps(config) if isinstance(options, PlansSteps) else options.steps
+    tokens = steps * options.batch_size * options.block_size * options.gradient_accumulation_steps
+    seconds = tokens / _tokens_a_second(config, options) if probe else None
+    return PhaseOutlook(name=choice.name, steps=steps, tokens=tokens, seconds=seconds)
+
+
+def _tokens_a_second(config: RunConfig, options: LoopOptions) -> float:
+    """The speed of a few steps of the whole model with these options."""
+    loop = {field.name: getattr(options, field.name) for field in fields(LoopOptions)}
+    changes: dict[str, Any] = {"steps": min(_STEPS, options.steps), "warmup_steps": 0, "eval_every": 0}
+    if config.device == "cpu":  # whatever the device was that is not here
+        changes |= {"pin_memory": False, "dtype": "float32" if options.dtype == "float16" else options.dtype}
+    phase = StandardConfig(**{**loop, **changes})
+    spec = manager().registry.get("phase", "standard").spec
+    probe = evolve(
+        config,
+        phases=(PhaseChoice("standard", phase, frozenset(), spec),),
+        checks=(),
+        trackers=(),
+        checkpoint=CheckpointConfig(every=0),
+    )
+    with tempfile.TemporaryDirectory(prefix="arb-probe-") as folder:
+        report = train(probe, RunRequest(directory=Path(folder) / "run", reporter=Silent))
+    return report.tokens_per_second

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arb_ternary.config.fields import to_plain
+from arb_ternary.errors import ArbError, ConfigError, EnvironmentProblem, UsageProblem
+from arb_ternary.plugins.registry import Registry
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.manifest.document import read_manifest
+from arb_ternary_train.manifest.loading import load_manifest
+from arb_ternary_train.manifest.plan import PlannedRun, plan
+
+Write = Callable[..., Path]
+
+
+def planned(path: Path, *chosen: str, overrides: tuple[str, ...] = ()) -> list[PlannedRun]:
+    return plan(read_manifest(path, overrides, chosen), Path("out"), dry=True, files=lambda name: Path(name))
+
+
+def config(path: Path) -> RunConfig:
+    (run,) = planned(path)
+    return run.config
+
+
+def run_with(train: str, trainer: str = "standard") -> str:
+    return f"trainer: trainer.{trainer}\nruns:\n  - id: a\n    train: {{{train}}}\n"
+
+
+def fault(path: Path) -> str:
+    with pytest.raises(ArbError) as error:
+        planned(path)
+    return error.value.what
+
+
+# --- what a manifest becomes -----------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_guide(written: Write) -> None:
+    made = config(written("runs: [{id: a}]"))
+    phase = to_plain(made.phases[0].options)
+    expected = {
+        "batch_size": 32, "block_size": 512, "lr": 3e-4, "grad_clip": 1.0, "min_lr": 0.0, "warmup_steps": 0,
+        "lr_schedule": "cosine", "use_amp": False, "compile_model": False, "gradient_accumulation_steps": 1,
+        "activation_checkpointing": False, "activation_checkpoint_threshold": None, "num_workers": 0,
+        "pin_memory": False, "dtype": "float32",
+    }  # fmt: skip
+    assert {key: phase[key] for key in expected} == expected
+    adamw = made.optimizer.options.float.options
+    assert (adamw.weight_decay, adamw.beta1, adamw.beta2) == (0.01, 0.9, 0.95)
+    assert made.optimizer.options.ternary.name == "scaled_votes"
+    assert (made.device, made.seed, made.name, made.data.name) == ("cpu", 0, "one-a", "text")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("batch_size", 7, "phases[0].batch_size"),
+        ("block_size", 8, "phases[0].block_size"),
+        ("lr", 0.5, "phases[0].lr"),
+        ("min_lr", 0.25, "phases[0].min_lr"),
+        ("grad_clip", 2.5, "phases[0].grad_clip"),
+        ("warmup_steps", 9, "phases[0].warmup_steps"),
+        ("lr_schedule", "linear", "phases[0].lr_schedule"),
+        ("use_amp", True, "phases[0].use_amp"),
+        ("dtype", "bfloat16", "phases[0].dtype"),
+        ("compile_model", True, "phases[0].compile_model"),
+        ("gradient_accumulation_steps", 3, "phases[0].gradient_accumulation_steps"),
+        ("activation_checkpointing", True, "phases[0].activation_checkpointing"),
+        ("num_workers", 2, "phases[0].num_workers"),
+        ("weight_decay", 0.5, "optimizer.float.weight_decay"),
+        ("beta1", 0.5, "optimizer.float.beta1"),
+        ("beta2", 0.5, "optimizer.float.beta2"),
+        ("device", "mps", "device"),
+    ],
+)
+def test_each_key_of_train_decides_its_setting_alone(written: Write, key: str, value: object, where: str) -> None:
+    from arb_ternary.config.errors import show_path
+    from arb_ternary.config.fields import leaves
+
+    shown = str(value).lower() if isinstance(value, bool) else value
+    before = dict(leaves(to_plain(config(written("runs: [{id: a}]")), given=False)))
+    after = dict(leaves(to_plain(config(written(run_with(f"{key}: {shown}"))), given=False)))
+    changed = {show_path(path): after[path] for path in after if after[path] != before[path]}
+    assert changed == {where: value}
+
+
+def test_keys_that_need_another_take_effect_beside_it(written: Write) -> None:
+    phase = config(written(run_with("use_amp: true, amp_dtype: bfloat16, device: mps, pin_memory: true"))).phases[0]
+    assert (phase.options.amp_dtype, phase.options.pin_memory) == ("bfloat16", True)
+    phase = config(written(run_with("activation_checkpointing: true, activation_checkpoint_threshold: 5"))).phases[0]
+    assert phase.options.activation_checkpoint_threshold == 5
+    # The guide writes the number format of autocast down where autocast is off.
+    assert config(written(run_with("use_amp: false, amp_dtype: float16"))).phases[0].options.amp_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("pin_memory: true", "pin_memory: one/a: has no effect because batches stay on the cpu"),
+        ("activation_checkpoint_threshold: 5", "has no effect without 'activation_checkpointing'"),
+        ("min_lr: 0.1, lr_schedule: constant", "has no effect with 'lr_schedule': constant"),
+        ("warmup_steps: 1, lr_schedule: none", "has no effect with 'lr_schedule': none"),
+        ("use_amp: true, amp_dtype: float16", "float16 needs loss scaling"),
+        ("dtype: float16", "float16 training does not work on cpu"),
+        ("device: tpu", "must be cpu, cuda, cuda:N or mps, not 'tpu'"),
+        ("lr: 0", "must be greater than 0"),
+        ("phase: blockwise", "must be 'standard', not 'blockwise'"),
+        ("learning_rate: 1.0", "unknown key; did you mean 'lr'?"),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused_with_its_line(written: Write, train: str, message: str) -> None:
+    found = fault(written(run_with(train)))
+    assert "study.yaml:11: " in found
+    assert message in found
+
+
+def test_without_float_parts_their_keys_are_refused_and_their_defaults_left_out(written: Write) -> None:
+    head = "version: 2\ntargets:\n  - system: {ref: system.bird, config: {float_parts: []}}\n"
+    made = config(written("runs: [{id: a}]", head))
+    assert made.optimizer.name == "scaled_votes"
+    assert made.phases[0].options.lr is None
+    for key in ("lr", "min_lr", "grad_clip", "weight_decay", "beta1", "beta2"):
+        found = fault(written(run_with(f"{key}: 0.5"), head))
+        assert f"train.{key}: has no effect because the model has no float parameters" in found
+
+
+def test_the_targets_config_is_the_runs_own(written: Write) -> None:
+    head = (
+        "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      threads: 1\n"
+        "      optimizer: {name: split, float: {name: adamw, lr: 0.125}}\n      checkpoint: {every: 7}\n"
+    )
+    made = config(written("runs: [{id: a}]", head))
+    assert (made.threads, made.checkpoint.every, made.phases[0].options.lr) == (1, 7, None)
+    assert made.optimizer.options.float.options.lr == 0.125
+    assert "write it there" in fault(written(run_with("beta1: 0.5"), head))
+    assert "the rate of float parameters is given twice" in fault(written(run_with("lr: 0.5"), head))
+    found = fault(written("runs: [{id: a}]", head.replace("threads", "phases")))
+    assert "study.yaml:5: targets[0].config.phases: unknown key" in found
+    found = fault(written("runs: [{id: a}]", head.replace("every: 7", "evry: 7")))
+    assert "study.yaml:7: checkpoint.evry: one" in found.replace("experiment", "one")
+
+
+def test_verify_becomes_the_checks_of_the_run(written: Write) -> None:
+    one = config(written("runs: [{id: a, verify: {type: validation_loss, max: 3}}]"))
+    assert [(check.name, check.options.max) for check in one.checks] == [("validation_loss", 3.0)]
+    two = config(written("runs: [{id: a, verify: [{type: validation_loss, max: 3}, {type: pure}]}]"))
+    assert [check.name for check in two.checks] == ["validation_loss", "pure"]
+    found = fault(written("runs:\n  - id: a\n    verify:\n      type: validation_loss\n      maximum: 3\n"))
+    assert "study.yaml:12: checks[0].maximum: one/a: unknown key; did you mean 'max'?" in found
+    assert "needs the 'type' of the check: " in fault(written("runs: [{id: a, verify: {max: 3}}]"))
+    assert "did you mean 'type'?" in fault(written("runs: [{id: a, verify: {name: pure}}]"))
+
+
+def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> None:
+    path = written("runs: [{id: a, steps: 3, seed: 4}, {id: b}]\n")
+    path.write_text(path.read_text() + "  - name: two\n    system: {ref: system.bird}\n    runs: [{id: a}]\n")
+    runs = planned(path)
+    assert [(run.target, run.id, str(run.directory)) for run in runs] == [
+        ("one", "a", "out/one/a"),
+        ("one", "b", "out/one/b"),
+        ("two", "a", "out/two/a"),
+    ]
+    assert [run.previous for run in runs] == [None, Path("out/one/a"), None]
+    assert (runs[0].config.seed, runs[0].config.phases[0].options.steps) == (4, 3)
+    assert [run.target for run in planned(path, "two")] == ["two"]
+
+
+def test_a_target_of_a_variant(written: Write) -> None:
+    head = (
+        "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - system: {ref: system.bird}\n"
+    )
+    path = written("runs: [{id: a, steps: '${n}'}]", head)
+    steps = {name: planned(path, *name.split())[0].config.phases[0].options.steps for name in ("", "quick", "paper")}
+    assert steps == {"": 5, "quick": 2, "paper": 9}
+    assert read_manifest(path, (), ["quick", "experiment"]).variant == "quick"
+    with pytest.raises(UsageProblem, match="no variant and no target of this name; did you mean 'quick'"):
+        planned(path, "quik")
+    with pytest.raises(UsageProblem, match="quick and paper are both variants"):
+        planned(path, "quick", "paper")
+    assert planned(path, overrides=("vars.n=4",))[0].config.phases[0].options.steps == 4
+
+
+# --- errors, with their lines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("version: 3\ntargets: [{runs: [{id: a}]}]", ["study.yaml:1: version: must be 2, not 3"]),
+        ("version: 2\ntargets: []", ["study.yaml:2: targets: must be a list of at least one item"]),
+        ("version: 2\ntargets:\n  - runs: []", ["study.yaml:3: targets[0].runs: must be a list of at least one item"]),
+        ("version: 2\ntargets:\n  - runs:\n    - id: a\n    - id: a", ["in which every id stands once"]),
+        (
+            "version: 2\ntargets:\n  - rums: [{id: a}]",
+            ["study.yaml:3: targets[0].rums: unknown key; did you mean 'runs'?"],
+        ),
+        ("version: 2\ntargets:\n  - runs: [{id: ../a}]", ["study.yaml:3: targets[0].runs[0].id: must be letters"]),
+        ("version: 2\ntargets:\n  - runs: [{id: a, mode: infer}]", ["mode: must be 'train', not 'infer' (text)"]),
+        (
+            "version: 2\ntargets:\n  - trainer: trainer.standart\n    runs: [{id: a}]",
+            ["study.yaml:3: targets[0].trainer: no trainer is called 'standart'"],
+        ),
+        (
+            "version: 2\ntargets:\n  - trainer: standard\n    runs: [{id: a}]",
+            ["study.yaml:3: targets[0].trainer: must be the name of a trainer, trainer.NAME, not 'standard'"],
+        ),
+        (
+            "version: 2\ntargets:\n  - system:\n      ref: system.brid\n    runs: [{id: a}]",
+            ["study.yaml:4: targets[0].system.ref: no system is called 'brid'"],
+        ),
+        (
+            "version: 2\ntargets:\n  - system:\n      ref: system.bird\n      config:\n        depth: 2\n"
+            "    runs: [{id: a}]",
+            ["study.yaml:6: targets[0].system.config.depth: a bird has no depth"],
+        ),
+        (
+            "version: 2\ntargets:\n  - trainer: trainer.bird\n    system: {ref: system.bird}\n    runs:\n    - id: a\n"
+            "      train:\n        twigs: 13\n",
+            ["study.yaml:8: targets[0].runs[0].train.twigs: brings bad luck"],
+        ),
+        (
+            "version: 2\nvars: {a: 1}\ntargets:\n  - runs:\n    - id: a\n      steps: ${b}\n",
+            ["study.yaml:6: targets[0].runs[0].steps: vars has no variable 'b'"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_has_its_line(text: str, messages: list[str]) -> None:
+    path = Path("study.yaml")
+    path.write_text(text)
+    found = fault(path)
+    for message in messages:
+        assert message in found
+
+
+def test_faults_of_several_runs_are_listed_together(written: Write) -> None:
+    found = fault(written("runs:\n  - id: a\n    train: {pin_memory: true}\n  - id: b\n    train: {dtype: float16}\n"))
+    assert "2 faults" in found
+    assert "study.yaml:10: phases[0].pin_memory: one/a: " in found
+    assert "study.yaml:12: phases[0].dtype: one/b: " in found
+
+
+# --- keys that plugins bring -----------------------------------------------------------------------------------------
+
+
+def test_a_trainer_brings_keys_which_others_refuse_but_at_their_defaults(written: Write) -> None:
+    assert config(written(run_with("twigs: 2", "bird"))).threads == 2
+    assert config(written(run_with("twigs: 3, where: null"))).threads == "auto"
+    found = fault(written(run_with("twigs: 2")))
+    assert "train.twigs: is a key of trainer.bird, and this target has trainer.standard" in found
+
+
+def test_a_plugin_brings_the_keys_with_its_prefix_to_every_trainer(written: Write) -> None:
+    assert config(written(run_with("song_notes: 3"))).requires == ()
+    assert config(written(run_with("song_enabled: true, song_notes: 3", "bird"))).requires == ("arb-ternary-core<3",)
+    assert "study.yaml:11: targets[0].runs[0].train.song_notes: must be greater than 0" in fault(
+        written(run_with("song_notes: 0"))
+    ).replace("'song_notes' ", "").replace("'notes' ", "")
+    assert "train.song_note: unknown key; did you mean 'notes'?" in fault(written(run_with("song_note: 1")))
+
+
+def test_keys_of_a_plugin_that_is_not_installed_name_it(written: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"train_keys": {"conductor": "arb-ternary-conductor"}, "trainer": {"heron": "arb-ternary-heron"}}
+    monkeypatch.setattr(Registry, "not_installed", lambda self, kind: absent.get(kind, {}))
+    known = {"train_keys.conductor": "arb-ternary-conductor", "trainer.heron": "arb-ternary-heron"}
+    monkeypatch.setattr("arb_ternary.plugins.registry.announced", lambda: known)
+    (run,) = planned(written(run_with("conductor_enabled: false, conductor_interval: 500")))
+    assert run.notes == ("conductor_enabled is false: no key with conductor_ was read",)
+    for keys in ("conductor_interval: 5", "conductor_interval: 5, conductor_enabled: true"):
+        with pytest.raises(EnvironmentProblem) as error:
+            planned(written(run_with(keys)))
+        assert "study.yaml:11: targets[0].runs[0].train.conductor_interval: " in error.value.what
+        assert "pip install arb-ternary-conductor" in error.value.hint
+    with pytest.raises(EnvironmentProblem, match=r"trainer 'heron' is not installed") as error:
+        planned(written(run_with("", "heron")))
+    assert "pip install arb-ternary-heron" in error.value.hint
+    with pytest.raises(ConfigError, match="plumage: unknown key") as wrong:
+        planned(written(run_with("plumage: grey")))
+    assert "trainer.heron (pip install arb-ternary-heron)" in wrong.value.hint
+
+
+# --- as a kind of config file ----------------------------------------------------------------------------------------
+
+
+def test_a_manifest_is_checked_as_a_config_file(written: Write) -> None:
+    assert load_manifest(written("runs: [{id: a}]")).summary == "targets one; runs: 1"
+    with pytest.raises(ConfigError, match=r"study.yaml:11: targets\[0\].runs\[0\].train.lr: must be greater than 0"):
+        load_manifest(written(run_with("lr: -1")))
