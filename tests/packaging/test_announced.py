@@ -20,7 +20,7 @@ def test_every_component_that_is_not_the_cores_is_announced() -> None:
             family = found.name.partition(".")[0]  # announced as one, except for commands, which stand in groups
             name = found.name if found.kind == "command" else family
             expected[f"{found.kind}.{name}"] = str(found.distribution).replace("-", "_")
-    # What a distribution outside this workspace brings is announced ahead, so that whoever names it reads what to install.
+    # What a distribution outside this workspace brings is announced ahead, to say what to install.
     elsewhere = {name for name, source in announced.items() if source.replace("_", "-") not in workspace}
     assert elsewhere == {"train_keys.orchestrator"}
     assert {name: source for name, source in announced.items() if name not in elsewhere} == expected

@@ -57,7 +57,8 @@ def execute(runs: Sequence[PlannedRun], *, resume: bool, again: str) -> Iterator
             raise Interrupted(error.what, f"Continue with: {again}") from error
         yield run, report
         if report.failed_checks:
-            summaries = [f"{name}: {result.summary}" for name, result in report.checks if not result.passed]
+            failed = [result.summary for _, result in report.checks if not result.passed and result.fails_run]
+            summaries = [f"{name}: {text}" for name, text in zip(report.failed_checks, failed, strict=True)]
             raise ArbError(f"{run.directory}: failed checks: {', '.join(report.failed_checks)}", "\n".join(summaries))
 
 
@@ -68,7 +69,7 @@ def is_finished(run: PlannedRun) -> bool:
         return False
     try:
         checks = json.loads(directory.result_file.read_text(encoding="utf-8"))["checks"]
-        passed = all(check["passed"] for check in checks)
+        passed = all(check["passed"] or not check["fails_run"] for check in checks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArbError(f"{directory.result_file}: cannot be read: {error}") from error
     return passed and _deciding(load_config(directory.config_file).config) == _deciding(run.config)
