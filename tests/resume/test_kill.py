@@ -34,6 +34,7 @@ phases:
 HELPER = """
 import json, os, signal, sys
 import torch
+import torch._dynamo  # torch's AdamW imports it, which takes longer than a whole run
 torch.set_num_threads(1)
 import arb_ternary_text.models.decoder, arb_ternary_train.optim.split
 import arb_ternary_train.optim.adamw, arb_ternary_train.standard

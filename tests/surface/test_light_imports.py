@@ -82,3 +82,23 @@ def test_a_config_is_validated_without_torch(text: str, tmp_path: Path) -> None:
     done = without_torch(arb, "config", "validate", str(path))
     assert done.returncode == 2, done.stderr
     assert "phases[0].block_size: 128 exceeds the context of the model: max_length is 64" in done.stderr
+
+
+def test_training_a_pure_model_does_not_import_the_compiler(tmp_path: Path) -> None:
+    # torch's optimizers import it to step, which takes longer than a short run.
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
+    (tmp_path / "config.yaml").write_text(
+        f"data: {{name: text, path: {tmp_path}/text.txt}}\n"
+        "model: {name: decoder, width: 32, layers: 1, heads: 2, max_length: 8, group_size: 32}\n"
+        "optimizer: scaled_votes\n"
+        "phases: [{name: standard, steps: 2, batch_size: 2, block_size: 8}]\n"
+    )
+    code = (
+        "import sys; from arb_ternary.cli.main import main\n"
+        "try: main()\n"
+        "finally: print('torch._dynamo' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, "train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (tmp_path / "run" / "result.json").exists(), done.stderr
+    assert done.stdout.split()[-1] == "False"

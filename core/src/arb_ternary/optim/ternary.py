@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import unwrap
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -54,6 +55,8 @@ class TernaryOptimizer(Optimizer):
     """
 
     takes_loss_signal: ClassVar[bool] = True
+    # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the start of every run.
+    add_param_group = unwrap(Optimizer.add_param_group)
 
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
         if not modules:
@@ -156,26 +159,23 @@ class TernaryOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the working statistics; votes stay, they are state. ``set_to_none`` concerns float gradients only."""
-        super().zero_grad(set_to_none)
+        unwrap(Optimizer.zero_grad)(self, set_to_none)
         for module in self.modules:
             module.clear_stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Settings of the groups and the counters; the votes are in the model's state dict."""
-        return {**super().state_dict(), "updates": self.updates, "skipped_updates": self.skipped_updates}
+        return {**unwrap(Optimizer.state_dict)(self), "updates": self.updates, "skipped_updates": self.skipped_updates}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        unwrap(Optimizer.load_state_dict)(self, {key: state_dict[key] for key in ("state", "param_groups")})
         self.updates = int(state_dict["updates"])
         self.skipped_updates = int(state_dict["skipped_updates"])
 
 
 class JoinedOptimizer(Optimizer):
-    """Several optimizers that step together, with one list of param groups that schedulers can drive.
-
-    The groups are the inner optimizers' own dictionaries, so a rate set here is the rate that they read.
-    """
+    """Several optimizers that step together. Its groups are theirs, the same objects: a rate set here is theirs."""
 
     def __init__(self, parts: Mapping[str, Optimizer]) -> None:
         if not parts:
