@@ -29,7 +29,7 @@ test: $(VENV)/dev
 
 # Every distribution's tests, each in an environment that holds what it declares and nothing else of this repository.
 test-alone: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/packaging/test_alone.py -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/packaging -m slow
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check

@@ -43,11 +43,23 @@ def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return request.param, made, site
 
 
-def test_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
-    _, folder, site = generated
+def own_tests_pass(folder: Path, site: Path) -> None:
     output = run("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", folder=folder, site=site)
     assert " passed" in output
     assert " failed" not in output
+
+
+def test_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
+    kind, folder, site = generated
+    if kind == "phase":
+        pytest.skip("takes long, and is the suite that the page on phases runs; see the next test")
+    own_tests_pass(folder, site)
+
+
+@pytest.mark.slow
+def test_all_of_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
+    _, folder, site = generated
+    own_tests_pass(folder, site)
 
 
 # Its own tests hold the same suite; the command is tested with the kit, on smaller plugins.
@@ -59,12 +71,13 @@ def test_the_conformance_kit_passes_from_the_command_line(generated: tuple[str, 
     assert output.rstrip().endswith("all passed")
 
 
-def test_its_code_is_clean(generated: tuple[str, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+# The types of torch alone are most of a minute.
+@pytest.mark.slow
+def test_its_code_has_the_types_that_it_says(
+    generated: tuple[str, Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     _, folder, site = generated
-    pytest.importorskip("ruff")
     pytest.importorskip("mypy")
-    run("ruff", "check", "--no-cache", ".", folder=folder)
-    run("ruff", "format", "--no-cache", "--check", ".", folder=folder)
     # One cache for all kinds: most of the time goes into the types of torch.
     run("mypy", "--cache-dir", tmp_path_factory.getbasetemp() / "mypy", folder=folder, site=site)
 

@@ -172,7 +172,25 @@ def test_the_core_alone_lists_itself_and_says_what_brings_training(
     assert "Traceback" not in refused.stderr
 
 
+#: Installed one by one in every test run; the others, which differ in nothing but what they hold, in `make test-alone`.
+INSTALLED = (METAPACKAGE, CORE, BACKEND, "arb-ternary-bench", "arb-ternary-testing", "arb-ternary-gguf")
+
+
+@pytest.mark.parametrize("name", INSTALLED)
 def test_a_distribution_installs_with_what_it_requires_and_lists_itself(
+    name: str, projects: Mapping[str, Any], clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+) -> None:
+    installs_and_lists_itself(projects[name], clean_environment, install, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_distribution_installs_with_what_it_requires_and_lists_itself(
+    project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
+) -> None:
+    installs_and_lists_itself(project, clean_environment, install, tmp_path)
+
+
+def installs_and_lists_itself(
     project: Any, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
     expected = dict.fromkeys(set(install(project.name)) - {METAPACKAGE}, "ok")
@@ -227,7 +245,7 @@ def test_a_native_backend_that_is_installed_trains_by_default(
     assert place.startswith(str(tmp_path)), "the editable installation was imported"
 
 
-@pytest.mark.parametrize("name", ["tilelang", "triton"])
+@pytest.mark.parametrize("name", ["tilelang", pytest.param("triton", marks=pytest.mark.slow)])
 def test_a_backend_that_is_not_installed_is_missed_by_its_name(
     name: str, clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -237,6 +255,7 @@ def test_a_backend_that_is_not_installed_is_missed_by_its_name(
     assert f"pip install arb-ternary-{name}" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_tilelang_backend_works_on_the_core_alone(
     clean_environment: Any, install: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -200,8 +200,17 @@ def test_activations_are_recomputed_from_the_threshold_on(
     assert len(calls) == 1, "evaluation does not recompute"
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 2, "activation": "swiglu"}, {"sliding_window": 3}])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("options", "recompute"),
+    [
+        ({}, True),
+        ({"kv_heads": 2, "activation": "swiglu"}, False),
+        pytest.param({}, False, marks=pytest.mark.slow),
+        pytest.param({"kv_heads": 2, "activation": "swiglu"}, True, marks=pytest.mark.slow),
+        pytest.param({"sliding_window": 3}, False, marks=pytest.mark.slow),
+        pytest.param({"sliding_window": 3}, True, marks=pytest.mark.slow),
+    ],
+)
 def test_training_compiles_to_one_graph(
     float_decoder: Decoders, tokens: Tokens, options: dict[str, object], recompute: bool
 ) -> None:

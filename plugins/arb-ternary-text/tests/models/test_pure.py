@@ -134,7 +134,9 @@ def test_recomputing_activations_casts_the_same_votes(options: dict[str, Any], t
         assert torch.equal(votes, expected[name]), name
 
 
-@pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[1], VARIANTS[2]])
+@pytest.mark.parametrize(
+    "options", [VARIANTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VARIANTS[1:3])]
+)
 def test_training_compiles_to_one_graph_and_casts_the_same_votes(options: dict[str, Any], tokens: Tokens) -> None:
     eager, compiled = small(**options), small(**options)
     compiled.load_state_dict(eager.state_dict())
