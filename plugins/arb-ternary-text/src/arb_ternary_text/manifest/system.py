@@ -1,0 +1,215 @@
+"""The system ``language_model`` of manifests: what is under its ``config`` as the decoder's section of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+from attrs import evolve, frozen
+
+from arb_ternary.config.choice import ModelChoice
+from arb_ternary.config.errors import Fault, Faulty, Path
+from arb_ternary.config.options import option, positive
+from arb_ternary.config.structure import structure_with_faults
+from arb_ternary.config.yaml_document import Document
+from arb_ternary.plugins.manager import manager
+from arb_ternary_text.manifest.layers import AttentionLayer, FeedForward, MoELayer, RMSNormLayer
+from arb_ternary_text.manifest.topology import Network, Written, keys_of, read_network
+
+__all__ = ["decoder_of"]
+
+_MODEL: Final = "model"
+_TOPOLOGY: Final = (_MODEL, "topology")
+
+
+@frozen(kw_only=True)
+class _Embedder:
+    type: Literal["token"] = option("token", "what is embedded")
+    d_model: int = option(help="features of the residual stream", validator=positive)
+    vocab_size: int | None = option(None, "number of token ids")
+
+
+@frozen(kw_only=True)
+class _Transformer:
+    type: Literal["TransformerModel"] = option(help="the only model that has a topology")
+    topology: Mapping[str, Any] = option(help="its layers")
+    embedder: _Embedder | None = option(None, "its embedding")
+    tied_embeddings: bool | None = option(None, "the head is the embedding; null = as the decoder's options say")
+
+
+@frozen(kw_only=True)
+class _Config:
+    model: Mapping[str, Any] = option(help="a TransformerModel with its topology, or options of the decoder")
+    decoder: Mapping[str, Any] = option(factory=dict, help="options of the decoder that a topology cannot say")
+
+
+@frozen(kw_only=True)
+class _Section:
+    model: ModelChoice = option(help="the network")
+
+
+def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``model:`` section of a config of ``arb train``.
+
+    ``config`` is one of
+
+    * options of the decoder, also under ``model``; none at all are the decoder's defaults,
+    * ``model: {type: TransformerModel, topology: {...}}``, see :mod:`~arb_ternary_text.manifest.topology`, with further
+      options of the decoder under ``decoder``.
+
+    A topology has no sub-norms and gated feed-forward layers. What it leaves out (``feed_forward``, ``norm_eps``,
+    ``rotary_base``, ``max_length`` and others) is left out of the result too, and ``rotary_dim`` always: whoever builds
+    a student for a teacher takes those from the teacher.
+
+    Raises:
+        Faulty: it is no decoder; paths are those inside ``config``.
+    """
+    if _MODEL not in config:
+        return _checked({"name": "decoder", **config}, lambda path: path)
+    read = keys_of(_Config, config, ())
+    if "type" not in read.model and "topology" not in read.model:
+        if read.decoder:
+            raise Faulty(Fault(("decoder",), "has no effect beside options under 'model'; write all of them there"))
+        return _checked({"name": "decoder", **read.model}, lambda path: (_MODEL, *path))
+    transformer = keys_of(_Transformer, read.model, (_MODEL,))
+    network = read_network(transformer.topology, _TOPOLOGY)
+    options = dict(_options(network, transformer))
+    for key in options.keys() & read.decoder.keys():
+        raise Faulty(Fault(("decoder", key), "the topology says it already; leave it out here"))
+
+    def place(path: Path) -> Path:
+        return ("decoder", *path) if path and path[0] in read.decoder else _TOPOLOGY
+
+    return _checked({"name": "decoder", **options, **read.decoder}, place)
+
+
+def _checked(section: dict[str, Any], place: Any) -> dict[str, Any]:
+    """``section``, if it is the section of a model; faults have the paths that ``place`` makes of theirs."""
+    _, faults = structure_with_faults(_Section, Document({_MODEL: section}), manager().registry)
+    if faults:
+        raise Faulty(*(evolve(fault, path=place(fault.path[1:])) for fault in faults))
+    return section
+
+
+def _options(network: Network, transformer: _Transformer) -> Iterator[tuple[str, Any]]:
+    first, feed_forward = network.blocks[0]
+    attention: AttentionLayer = first.layer.layer
+    _check_widths(network, transformer, attention.d_model)
+    _check_vocabulary(network, transformer)
+    yield "width", attention.d_model
+    yield "layers", len(network.blocks)
+    yield from _attention_options(attention, first.layer.path)
+    yield "sub_norms", False
+    yield "activation", "swiglu"
+    if feed_forward is not None:
+        layer: FeedForward = feed_forward.layer.layer
+        yield "feed_forward", layer.d_ff
+        if isinstance(layer, MoELayer):
+            yield "experts", layer.num_experts
+            yield "experts_per_token", layer.top_k
+    norms = [each for each in network.layers() if isinstance(each.layer, RMSNormLayer)]
+    for key, name in (("eps", "norm_eps"), ("elementwise_affine", "learned_norms")):
+        value = getattr(norms[0].layer, key)
+        for norm in norms:
+            if getattr(norm.layer, key) != value:
+                raise Faulty(Fault((*norm.path, key), f"must be {value}, as in the first norm: the decoder has one"))
+        if value is not None:
+            yield name, value
+    if transformer.tied_embeddings is not None:
+        if transformer.tied_embeddings and network.head is not None:
+            raise Faulty(Fault((_MODEL, "tied_embeddings"), "a tied head is the embedding: leave out the LinearLayer"))
+        yield "tie_embeddings", transformer.tied_embeddings
+
+
+def _attention_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str, Any]]:
+    heads, kv_heads = layer.n_heads, layer.n_kv_heads
+    yield "heads", heads
+    if layer.mode == "gqa" and kv_heads is None:
+        raise Faulty(Fault(path, "mode gqa needs 'n_kv_heads', the key and value heads"))
+    if layer.mode == "standard" and kv_heads not in (None, heads):
+        raise Faulty(
+            Fault((*path, "n_kv_heads"), f"must be n_heads, {heads}, in mode standard; for {kv_heads} use mode gqa")
+        )
+    if kv_heads is not None:
+        yield "kv_heads", kv_heads
+    if layer.attn_dim is not None and layer.head_dim is not None:
+        raise Faulty(Fault((*path, "head_dim"), "says what 'attn_dim' says; give one of them"))
+    if layer.attn_dim is not None:
+        yield "head_dim", _per_head(layer, "attn_dim", path, 1)
+    elif layer.head_dim is not None:
+        yield "head_dim", layer.head_dim
+    yield from _decoupled_options(layer, path)
+    if layer.rope_base is not None:
+        yield "rotary_base", layer.rope_base
+    yield "causal", layer.is_causal
+    if layer.local_window is not None:
+        yield "sliding_window", layer.local_window
+
+
+def _decoupled_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str, Any]]:
+    flags = {"tie_qk": "tie_query_key", "null_attn": "null_key_value", "decoupled_gate": "attention_gate"}
+    if layer.mode != "decoupled":
+        for key in ("sem_dim", "geo_dim", *flags):
+            if getattr(layer, key):
+                raise Faulty(Fault((*path, key), f"has no effect in mode {layer.mode}; use mode decoupled"))
+        return
+    yield "attention", "decoupled"
+    yield "sem_dim", _per_head(layer, "sem_dim", path, 1)
+    # Pairs of features turn.
+    yield "geo_dim", _per_head(layer, "geo_dim", path, 2)
+    for key, name in flags.items():
+        if getattr(layer, key):
+            yield name, True
+
+
+def _per_head(layer: AttentionLayer, key: str, path: Path, multiple: int) -> int:
+    value, unit = getattr(layer, key), multiple * layer.n_heads
+    if value is None:
+        raise Faulty(Fault(path, f"mode decoupled needs '{key}', of all heads together"))
+    if value % unit:
+        low = value // unit * unit
+        near = " or ".join(str(each) for each in (low, low + unit) if each)
+        each = "an even number" if multiple == 2 else "a whole number"
+        raise Faulty(
+            Fault(
+                (*path, key),
+                f"counts all heads together and must be {each} for each of {layer.n_heads}: {near}, not {value}",
+            )
+        )
+    return int(value) // layer.n_heads
+
+
+def _check_widths(network: Network, transformer: _Transformer, width: int) -> None:
+    found: list[tuple[Path, str, int]] = [
+        (each.path, key, getattr(each.layer, key))
+        for each in dict.fromkeys(network.layers())
+        for key in ("d_model", "d_in")
+        if hasattr(each.layer, key)
+    ]
+    if transformer.embedder is not None:
+        found.append(((_MODEL, "embedder"), "d_model", transformer.embedder.d_model))
+    faults = [
+        Fault((*path, key), f"must be {width}, as in the first AttentionLayer: the residual stream has one width")
+        for path, key, value in found
+        if value != width
+    ]
+    if faults:
+        raise Faulty(*faults)
+
+
+def _check_vocabulary(network: Network, transformer: _Transformer) -> None:
+    """The numbers of token ids that are written agree; the decoder takes it from the data."""
+    embedding: Written | None = network.embedding
+    if embedding is not None and transformer.embedder is not None:
+        raise Faulty(Fault(embedding.path, "the model has an embedder already; leave one of the two out"))
+    sizes: list[tuple[Path, int | None]] = []
+    if transformer.embedder is not None:
+        sizes.append(((_MODEL, "embedder", "vocab_size"), transformer.embedder.vocab_size))
+    if embedding is not None:
+        sizes.append(((*embedding.path, "vocab_size"), embedding.layer.vocab_size))
+    if network.head is not None:
+        sizes.append(((*network.head.path, "d_out"), network.head.layer.d_out))
+    written = [(path, size) for path, size in sizes if size is not None]
+    for path, size in written[1:]:
+        if size != written[0][1]:
+            raise Faulty(Fault(path, f"is {size} token ids, and the embedding has {written[0][1]}"))
