@@ -19,7 +19,7 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.rotation import random_rotation
 
-__all__ = ["Basis", "in_basis", "untied"]
+__all__ = ["Basis", "in_basis", "untied", "without_preset"]
 
 _READS_ATTENTION = ("query", "key", "value")
 _READS_FEED_FORWARD = ("gate", "up")
@@ -88,19 +88,22 @@ class Basis:
         wide["attention.output"] = torch.einsum("dgsc,gce->dgse", columns, turns_GCC).reshape(output.shape)
 
 
-def untied(config: DecoderConfig) -> DecoderConfig:
-    """The options of the same decoder with a head of its own."""
-    if not config.tied:
-        return config
-    # The preset `bitnet` ties the head: what it decides stands in the options instead.
+def without_preset(config: DecoderConfig) -> DecoderConfig:
+    """The same options, with what the architecture decides written out."""
     return evolve(
         config,
         architecture=None,
         activation=config.feed_forward_activation,
         sub_norms=config.has_sub_norms,
         query_key_norm=config.has_query_key_norm,
-        tie_embeddings=False,
+        tie_embeddings=config.tied,
     )
+
+
+def untied(config: DecoderConfig) -> DecoderConfig:
+    """The options of the same decoder with a head of its own."""
+    # The preset `bitnet` ties the head.
+    return evolve(without_preset(config), tie_embeddings=False) if config.tied else config
 
 
 def in_basis(table_VD: Tensor, gain_D: Tensor | None, residual_DD: Tensor | None) -> Tensor:

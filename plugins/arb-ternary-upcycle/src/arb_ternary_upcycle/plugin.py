@@ -33,6 +33,12 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             summary="the teacher in a basis that rounds better: gains folded, residual stream and values rotated",
         ),
         PhaseSpec(
+            name="surgery",
+            target="arb_ternary_upcycle.surgery.phase:build",
+            config="arb_ternary_upcycle.surgery.phase:SurgeryConfig",
+            summary="the teacher with decoupled attention: a smaller cache of keys, what it learned kept",
+        ),
+        PhaseSpec(
             name="blockwise",
             target="arb_ternary_upcycle.blockwise:build",
             config="arb_ternary_upcycle.training_options:BlockwiseConfig",

@@ -1,0 +1,1 @@
+"""Decoupled attention out of standard attention."""

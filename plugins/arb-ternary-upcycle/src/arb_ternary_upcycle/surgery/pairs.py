@@ -1,0 +1,119 @@
+"""What pairs of positions say about the rotary planes of a block's heads.
+
+A plane of a head gives ``Re(z e^{i theta d})`` to the score of positions ``t`` and ``t - d``, where ``z = q conj(k)``
+of its query and key as complex numbers before they are turned. A plane that is no longer turned can give ``Re(C z)``,
+with a constant ``C``. What an error ``e(t, s)`` in the scores does to the attention of ``t`` is, to second order, half
+its variance under that attention: so pairs are weighted with the teacher's attention, and every row is centred.
+
+Shapes: ``N`` samples, ``S`` positions, ``H`` query heads, ``G`` key heads, ``P`` planes of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arb_ternary_text.models.attention import visibility
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.rotary import rotary_angles
+
+__all__ = ["choose_planes", "fit_constants", "pair_moments", "plane_errors"]
+
+#: Rows of a sample whose pairs are looked at, at most, evenly spread.
+_ROWS = 64
+
+
+def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> Tensor:
+    """Second moments ``[G, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every plane.
+
+    Summed over samples, rows (64 of a sample at most), pairs and the query heads of a key head.
+
+    Args:
+        query_NSE: queries before the rotary embedding, all heads of a position in a row.
+        key_NSE: keys likewise.
+        config: the teacher's options.
+    """
+    length, planes = query_NSE.shape[1], query_NSE.shape[2] // config.heads // 2
+    cos_SP, sin_SP = rotary_angles(
+        0,
+        length,
+        2 * planes,
+        config.rotary_base,
+        scaling=config.rotary_scaling,
+        factors=config.rotary_factors,
+        dtype=torch.float32,
+        device=query_NSE.device,
+    )
+    turn_SP = torch.complex(cos_SP, sin_SP)
+    seen_SS, is_causal = visibility(
+        length, length, config.sliding_window, causal=config.causal, device=query_NSE.device
+    )
+    if seen_SS is None:
+        whole = torch.ones(length, length, dtype=torch.bool, device=query_NSE.device)
+        seen_SS = whole.tril() if is_causal else whole
+    rows_R = torch.arange(-(-length // _ROWS) - 1, length, -(-length // _ROWS), device=query_NSE.device)
+    moments = torch.zeros(config.key_heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device)
+    shared = config.heads // config.key_heads
+    for query_SE, key_SE in zip(query_NSE, key_NSE, strict=True):
+        query_HSP, key_GSP = _complex(query_SE, config.heads), _complex(key_SE, config.key_heads)
+        for head in range(config.heads):
+            moments[head // shared] += _moments_of(
+                query_HSP[head], key_GSP[head // shared], turn_SP, seen_SS, rows_R, scale=(2 * planes) ** -0.5
+            )
+    return moments
+
+
+def plane_errors(moments_GFF: Tensor) -> Tensor:
+    """What it costs each plane, alone, not to be turned at all (``C = 1``): ``[G, P]``."""
+    planes = moments_GFF.shape[-1] // 3
+    still = torch.arange(planes, device=moments_GFF.device)
+    turned = still + 2 * planes
+    cross = moments_GFF[:, still, turned]
+    return moments_GFF[:, still, still] - 2 * cross + moments_GFF[:, turned, turned]
+
+
+def choose_planes(errors_GP: Tensor, count: int) -> Tensor:
+    """The ``count`` planes of each key head that cost most when not turned: int64 ``[G, count]``, ascending."""
+    return errors_GP.topk(count, dim=-1).indices.sort(dim=-1).values
+
+
+def fit_constants(moments_GFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
+    """Constants ``C`` of all planes: complex128 ``[G, P]``; 1 where a plane is kept.
+
+    Those of the dropped planes together have the smallest weighted squared error in the scores, plus ``ridge`` times
+    the mean of the features' moments times ``|C - 1|^2``.
+    """
+    planes = moments_GFF.shape[-1] // 3
+    found = torch.ones(len(moments_GFF), planes, dtype=torch.complex128, device=moments_GFF.device)
+    for moments_FF, kept_K, row in zip(moments_GFF, kept_GK, found, strict=True):
+        dropped = torch.tensor([p for p in range(planes) if p not in kept_K.tolist()], dtype=torch.int64)
+        if not len(dropped):
+            continue
+        features, targets = torch.cat((dropped, dropped + planes)), dropped + 2 * planes
+        system = moments_FF[features][:, features]
+        goal = moments_FF[features][:, targets].sum(dim=1)
+        weight = ridge * system.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+        ones = torch.cat((torch.ones(len(dropped)), torch.zeros(len(dropped)))).to(system)
+        solved = torch.linalg.solve(system + weight * torch.eye(len(features)).to(system), goal + weight * ones)
+        row[dropped] = torch.complex(*solved.chunk(2))
+    return found
+
+
+def _complex(x_SE: Tensor, heads: int) -> Tensor:
+    """``[heads, S, P]``: features ``p`` and ``p + P`` of a head are the real and the imaginary part of plane ``p``."""
+    parts = x_SE.float().view(x_SE.shape[0], heads, 2, -1)
+    return torch.complex(parts[:, :, 0].contiguous(), parts[:, :, 1].contiguous()).transpose(0, 1)
+
+
+def _moments_of(
+    query_SP: Tensor, key_SP: Tensor, turn_SP: Tensor, seen_SS: Tensor, rows_R: Tensor, *, scale: float
+) -> Tensor:
+    turned_query_RP, turned_key_SP = (query_SP * turn_SP)[rows_R], key_SP * turn_SP
+    scores_RS = (turned_query_RP @ turned_key_SP.mH).real * scale
+    weight_RS = scores_RS.masked_fill(~seen_SS[rows_R], -torch.inf).softmax(dim=-1)
+    still_RSP = query_SP[rows_R][:, None] * key_SP.conj()
+    turned_RSP = (turned_query_RP[:, None] * turned_key_SP.conj()).real
+    features_RSF = torch.cat((still_RSP.real, -still_RSP.imag, turned_RSP), dim=-1)
+    mean_R1F = weight_RS[:, None] @ features_RSF
+    weighted = ((features_RSF - mean_R1F) * weight_RS.sqrt()[..., None]).flatten(0, 1)
+    return (weighted.T @ weighted).double()

@@ -1,0 +1,306 @@
+"""Decoupled attention out of standard attention: exact where nothing is given up, else the best of its kind.
+
+Expected values are numpy's: sums over pairs written out, dense matrices, least squares of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.float_model_writer import FloatModelWriter
+from arb_ternary_upcycle.stages import FloatModel
+from arb_ternary_upcycle.surgery.blocks import Split, split_block
+from arb_ternary_upcycle.surgery.factors import factorise, second_moment_root
+from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments, plane_errors
+from arb_ternary_upcycle.surgery.phase import decoupled_config
+
+TOKENS = torch.arange(80).view(2, 40) * 37 % 256
+#: A llama without its preset, which has standard attention.
+PLAIN: dict[str, Any] = {"architecture": None, "activation": "swiglu", "sub_norms": False, "query_key_norm": False}
+SPLIT: dict[str, Any] = {"name": "split", "ternary": "scaled_votes", "float": "adamw"}
+
+
+def decoupled(sem_dim: int, geo_dim: int, **options: Any) -> dict[str, Any]:
+    sizes = {"attention": "decoupled", "sem_dim": sem_dim, "geo_dim": geo_dim, "rotary_dim": 8}
+    return {**PLAIN, **sizes, **options}
+
+
+def surgery(**options: Any) -> dict[str, Any]:
+    return {"name": "surgery", "calibration_tokens": 256, "block_size": 64, "probe_tokens": 0, **options}
+
+
+def load(folder: Path) -> dict[str, Any]:
+    return {"name": "load_teacher", "teacher": str(folder), "probe_tokens": 0}
+
+
+# --- the whole ---
+
+
+@pytest.mark.parametrize("sem_dim", [3, 8])
+@pytest.mark.parametrize(("kind", "rotated"), [("Llama", True), ("Qwen2", False)])
+def test_all_planes_kept_gives_the_logits_of_transformers(
+    tmp_path: Path,
+    run_config: Callable[..., Any],
+    save_model: Callable[..., Path],
+    kind: str,
+    rotated: bool,
+    sem_dim: int,
+) -> None:
+    folder = save_model(tmp_path / "teacher", kind)
+    options = decoupled(sem_dim, 8, query_key_value_bias=kind == "Qwen2", attention_gate=True, optimizer=SPLIT)
+    phases = [load(folder), *(["fold_rotate"] if rotated else []), surgery()]
+    train(run_config(*phases, **options), RunRequest(directory=tmp_path / "run"))
+    import transformers
+
+    model = FloatModel.open(tmp_path / "run/stages/surgery").decoder()
+    with torch.no_grad():
+        expected = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(TOKENS).logits
+        assert float((model(TOKENS) - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+
+
+def test_dropped_planes_at_full_rank_are_scores_without_positions(small: DecoderConfig) -> None:
+    torch.manual_seed(0)
+    teacher = Decoder(small, 256)
+    student = decoupled_config(small, DecoderConfig(width=32, heads=4, kv_heads=2, **decoupled(6, 2)))
+    tensors = {key.removesuffix(".weight"): value.detach() for key, value in teacher.blocks[0].state_dict().items()}
+    kept = torch.tensor([[1], [3]])
+    split = Split(kept, torch.ones(2, 4, dtype=torch.complex128), torch.eye(32, dtype=torch.float64))
+    made = split_block(tensors, small, student, split, torch.zeros(6, 32))
+    model = Decoder(evolve(student, layers=1), 256)
+    state = {key: made[key.removesuffix(".weight")] for key in model.blocks[0].state_dict()}
+    model.blocks[0].load_state_dict(state)
+    x = torch.randn(1, 12, 32)
+    with torch.no_grad():
+        found = (model.run_blocks(x) - x).numpy()
+        # The teacher's own arithmetic in numpy, with planes that are not kept left unturned.
+        normed = (x / (x.square().mean(-1, keepdim=True) + small.norm_eps).sqrt())[0].double().numpy()
+    weights = {name: value.double().numpy() for name, value in tensors.items()}
+    seen = np.zeros((12, 32))
+    for head in range(4):
+        group = head // 2
+        q = normed @ weights["attention.query"][head * 8 : head * 8 + 8].T
+        k = normed @ weights["attention.key"][group * 8 : group * 8 + 8].T
+        q, k = q[:, :4] + 1j * q[:, 4:], k[:, :4] + 1j * k[:, 4:]
+        speed = 10000.0 ** (-np.arange(4) / 4) * np.isin(np.arange(4), kept[group].numpy())
+        q, k = (each * np.exp(1j * np.arange(12)[:, None] * speed) for each in (q, k))
+        scores = np.where(np.tri(12) > 0, (q @ k.conj().T).real / math.sqrt(8), -np.inf)
+        share = np.exp(scores - scores.max(1, keepdims=True))
+        share /= share.sum(1, keepdims=True)
+        seen[:, head * 8 : head * 8 + 8] = share @ (normed @ weights["attention.value"][group * 8 : group * 8 + 8].T)
+    with torch.no_grad():
+        y = x + torch.from_numpy(seen @ weights["attention.output"].T).float()
+        expected = (y + teacher.blocks[0].feed_forward(y) - x).numpy()
+    assert np.allclose(found, expected, atol=2e-5)
+
+
+def test_fewer_features_cost_more_and_text_helps(
+    tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
+) -> None:
+    folder = save_model(tmp_path / "teacher")
+    with torch.no_grad():
+        errors = {}
+        for name, sizes, options in (
+            ("wide", (4, 4), {}),
+            ("narrow", (2, 2), {}),
+            ("random", (4, 4), {"policy": "random"}),
+        ):
+            phase = {"name": "surgery", "probe_tokens": 0, **({} if options else surgery()), **options}
+            train(run_config(load(folder), phase, **decoupled(*sizes)), RunRequest(directory=tmp_path / name))
+            stages = tmp_path / name / "stages"
+            teacher, student = (FloatModel.open(stages / stage).decoder() for stage in ("teacher", "surgery"))
+            errors[name] = float((teacher(TOKENS) - student(TOKENS)).square().mean())
+    assert errors["wide"] < errors["narrow"] < errors["random"]
+
+
+# --- factors ---
+
+
+def test_truncation_meets_the_eckart_young_bound_in_the_whitened_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(400, 24, generator=generator) @ torch.randn(24, 24, generator=generator)
+    query = torch.randn(3, 8, 24, generator=generator, dtype=torch.float64)
+    key = torch.randn(8, 24, generator=generator, dtype=torch.float64)
+    root = second_moment_root(inputs)
+    moment = (inputs.double().T @ inputs.double() / len(inputs)).numpy()
+    assert np.allclose((root @ root).numpy(), moment)
+    half = root.numpy()
+    dense = np.concatenate([half @ (a.T @ key).numpy() @ half for a in query])
+    values = np.linalg.svd(dense, compute_uv=False)
+    for rank in range(9):
+        few, keys = factorise(query, key, root, rank)
+        made = np.concatenate([half @ (a.T @ keys).numpy() @ half for a in few])
+        bound = math.sqrt(float((values[rank:8] ** 2).sum()))
+        assert np.linalg.norm(dense - made) == pytest.approx(bound, abs=1e-9 * values[0])
+        # Balanced: each row carries the root of its singular value on both sides.
+        of_keys = np.linalg.norm(keys.numpy() @ half, axis=1)
+        assert np.allclose(of_keys, np.sqrt(values[:rank]), rtol=1e-6)
+
+
+def test_inputs_that_span_little_lose_nothing() -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(50, 3, generator=generator) @ torch.randn(3, 16, generator=generator)
+    query, key = torch.randn(2, 8, 16, generator=generator), torch.randn(8, 16, generator=generator)
+    few, keys = factorise(query, key, second_moment_root(inputs), 5)
+    assert bool(torch.isfinite(few).all() and torch.isfinite(keys).all())
+    wanted = inputs.double() @ (query[1].T @ key).double() @ inputs.T.double()
+    found = inputs.double() @ (few[1].T @ keys) @ inputs.T.double()
+    assert torch.allclose(found, wanted, atol=1e-6 * float(wanted.abs().max()))
+
+
+# --- planes ---
+
+
+@pytest.fixture
+def pairs() -> Any:
+    """Random queries and keys of one sample, the moments of their planes, and the same by numpy, pair by pair."""
+    config = DecoderConfig(
+        width=16, heads=4, kv_heads=2, head_dim=8, rotary_base=50.0, sliding_window=10, max_length=64
+    )
+    generator = torch.Generator().manual_seed(2)
+    query = torch.randn(1, 14, 32, generator=generator)
+    key = torch.randn(1, 14, 16, generator=generator)
+    rows = []  # (group, weight, features) of every pair
+    for head in range(4):
+        q = query[0, :, head * 8 : head * 8 + 8].double().numpy()
+        k = key[0, :, head // 2 * 8 : head // 2 * 8 + 8].double().numpy()
+        q, k = q[:, :4] + 1j * q[:, 4:], k[:, :4] + 1j * k[:, 4:]
+        theta = 50.0 ** (-np.arange(4) / 4)
+        for t in range(14):
+            seen = [s for s in range(t + 1) if t - s < 10]
+            z = np.array([q[t] * k[s].conj() for s in seen])
+            turned = np.array([(q[t] * k[s].conj() * np.exp(1j * theta * (t - s))).real for s in seen])
+            scores = turned.sum(1) / math.sqrt(8)
+            weight = np.exp(scores) / np.exp(scores).sum()
+            features = np.concatenate([z.real, -z.imag, turned], axis=1)
+            rows.append((head // 2, weight, features - weight @ features))
+    return config, query, key, rows
+
+
+def test_moments_are_sums_over_pairs(pairs: Any) -> None:
+    config, query, key, rows = pairs
+    expected = np.zeros((2, 12, 12))
+    for group, weight, features in rows:
+        expected[group] += (features * weight[:, None]).T @ features
+    found = pair_moments(query, key, config)
+    assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_planes_that_cost_most_are_kept_and_constants_are_least_squares(pairs: Any) -> None:
+    config, query, key, rows = pairs
+    moments = pair_moments(query, key, config)
+    for group in range(2):
+        own = [(weight, features) for each, weight, features in rows if each == group]
+        cost = [sum(float(w @ (f[:, 8 + p] - f[:, p]) ** 2) for w, f in own) for p in range(4)]
+        kept = choose_planes(plane_errors(moments), 2)[group].tolist()
+        assert kept == sorted(np.argsort(cost)[-2:].tolist())
+        # One at a time each choice is the best: no other pair has a larger sum.
+        assert sum(cost[p] for p in kept) == max(sum(cost[p] for p in two) for two in combinations(range(4), 2))
+        dropped = [p for p in range(4) if p not in kept]
+        system = np.concatenate([np.sqrt(w)[:, None] * f[:, [*dropped, *(p + 4 for p in dropped)]] for w, f in own])
+        goal = np.concatenate([np.sqrt(w) * f[:, [8 + p for p in dropped]].sum(1) for w, f in own])
+        strength = 1e-3 * np.mean((system**2).sum(0))
+        ridge = np.sqrt(strength) * np.eye(4)
+        towards = np.sqrt(strength) * np.array([1.0, 1.0, 0.0, 0.0])
+        solved, *_ = np.linalg.lstsq(np.concatenate([system, ridge]), np.concatenate([goal, towards]), rcond=None)
+        found = fit_constants(moments, choose_planes(plane_errors(moments), 2), 1e-3)[group]
+        assert np.allclose(found[dropped].numpy(), solved[:2] + 1j * solved[2:], rtol=1e-3, atol=1e-4)
+        assert found[kept].tolist() == [1, 1]
+
+
+def test_a_strong_ridge_leaves_constants_at_one(pairs: Any) -> None:
+    config, query, key, _ = pairs
+    moments = pair_moments(query, key, config)
+    found = fit_constants(moments, choose_planes(plane_errors(moments), 1), 1e9)
+    assert torch.allclose(found, torch.ones_like(found), atol=1e-6)
+
+
+# --- the phase ---
+
+
+@pytest.mark.parametrize("policy", ["random", "fresh"])
+def test_drawn_policies_copy_what_they_say(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path, policy: str
+) -> None:
+    phase = {"name": "surgery", "policy": policy}
+    options = decoupled(4, 4, kv_heads=2, null_key_value=True, optimizer=SPLIT)
+    report = train(run_config(load(llama), phase, **options), RunRequest(directory=tmp_path / "run"))
+    teacher, made = (FloatModel.open(tmp_path / "run/stages" / name) for name in ("teacher", "surgery"))
+    before, after = teacher.weights("blocks.1."), made.weights("blocks.1.")
+    same = {name for name in before if name in after and torch.equal(before[name], after[name])}
+    feed_forward = {f"feed_forward.{name}" for name in ("norm", "gate", "up", "down")}
+    kept = {"attention.norm", *feed_forward, *(() if policy == "fresh" else ("attention.value", "attention.output"))}
+    assert same == kept
+    drawn = after["attention.query_semantic"]
+    assert float(drawn.std()) == pytest.approx(32**-0.5, rel=0.1)
+    assert not torch.equal(drawn, made.weights("blocks.0.")["attention.query_semantic"])
+    assert after["attention.planes"].tolist() == [[0, 1], [0, 1]]
+    assert float(after["attention.null_key"].abs().sum()) == 0
+    assert report.phases[1]["perplexity_ratio"] == pytest.approx(
+        math.exp(report.phases[1]["nll"] - report.phases[1]["teacher_nll"])
+    )
+
+
+def test_what_cannot_be_split_is_refused_by_the_config(run_config: Callable[..., Any], llama: Path) -> None:
+    for options, message in (
+        ({}, "set 'attention': decoupled"),
+        (decoupled(4, 10, rotary_dim=12), "'geo_dim' is 10, and a head has 8 features"),
+        (decoupled(4, 4, rotary_dim=4), "'rotary_dim' must be that of the teacher's heads, 8"),
+        (decoupled(4, 4, kv_heads=4, tie_query_key=True), "svd finds other keys than queries"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run_config(load(llama), surgery(), **options)
+    with pytest.raises(ConfigError, match="exceeds the context"):
+        run_config(load(llama), surgery(block_size=65), **decoupled(4, 4))
+    with pytest.raises(ConfigError, match="looks at no text"):
+        run_config(load(llama), surgery(policy="fresh"), **decoupled(4, 4))
+
+
+def test_norms_of_heads_are_refused_before_anything_is_computed(
+    tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
+) -> None:
+    teacher = save_model(tmp_path / "teacher", "Qwen3")
+    with pytest.raises(ConfigError, match="query_key_norm: false, the teacher's is true"):
+        train(run_config(load(teacher), surgery(), **decoupled(4, 4)), RunRequest(directory=tmp_path / "run"))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("policy", ["svd", "random"])
+def test_a_killed_surgery_goes_on_to_the_same_bytes(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    phase = surgery() if policy == "svd" else {"name": "surgery", "policy": policy, "probe_tokens": 0}
+    config = run_config(load(llama), phase, **decoupled(2, 4))
+    train(config, RunRequest(directory=tmp_path / "whole"))
+    real = FloatModelWriter.write_block
+
+    def kill(self: FloatModelWriter, number: int, tensors: Any) -> None:
+        if self.path.name == "surgery" and number == 1:
+            raise Killed
+        real(self, number, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FloatModelWriter, "write_block", kill)
+        with pytest.raises(Killed):
+            train(config, RunRequest(directory=tmp_path / "cut"))
+    first = (tmp_path / "cut/stages/surgery/block-00000.safetensors").stat().st_mtime_ns
+    train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
+    assert (tmp_path / "cut/stages/surgery/block-00000.safetensors").stat().st_mtime_ns == first
+    cut, whole = (tmp_path / name / "stages/surgery" for name in ("cut", "whole"))
+    assert {file.name for file in cut.iterdir()} == {file.name for file in whole.iterdir()}
+    assert all((cut / file.name).read_bytes() == file.read_bytes() for file in whole.iterdir())
