@@ -93,6 +93,7 @@ def test_the_guides_topology_is_a_decoder_of_decoupled_attention() -> None:
     assert decoder_of(read_yaml(GUIDE, "guide").data) == {
         "name": "decoder", "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "attention": "decoupled",
         "sem_dim": 4, "geo_dim": 8, "causal": True, "sub_norms": False, "activation": "swiglu",
+        "float_parts": ["embedding", "head", "norms"],
     }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def test_a_whole_llama_has_the_parameters_that_it_is_published_with() -> None:
     assert options["norm_eps"] == 1e-5
     assert options["rotary_base"] == 500000.0
     assert options.pop("learned_norms") is True
+    assert options.pop("float_parts") == ["embedding", "head"]
     with torch.device("meta"):
         model = build(DecoderConfig(**options, float_parts=FLOAT_PARTS), 128256)
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_235_814_400
@@ -147,7 +149,7 @@ def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
 def test_attention_layers_become_options(layer: dict[str, Any], options: dict[str, Any]) -> None:
     usual = {
         "name": "decoder", "width": 32, "layers": 1, "heads": 4, "sub_norms": False, "activation": "swiglu",
-        "feed_forward": 64, "causal": True,
+        "feed_forward": 64, "causal": True, "float_parts": ["embedding", "head", "norms"],
     }  # fmt: skip
     assert decoder_of(system(residual(attention(**layer)), residual(swiglu()))) == {**usual, **options}
 
@@ -174,7 +176,7 @@ def test_what_a_topology_cannot_say_stands_beside_it() -> None:
 @pytest.mark.parametrize(
     ("config", "section"),
     [
-        ({}, {}),
+        ({}, {"float_parts": ["embedding", "head", "norms"]}),
         ({"width": 64, "heads": 2}, {"width": 64, "heads": 2}),
         ({"model": {"width": 64, "attention": "decoupled", "sem_dim": 4, "geo_dim": 4}}, None),
         ({"name": "bitnet", "width": 64}, {"name": "bitnet", "width": 64}),

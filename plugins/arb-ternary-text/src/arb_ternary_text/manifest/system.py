@@ -53,9 +53,14 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     ``config`` is one of
 
-    * options of the decoder, also under ``model``; none at all are the decoder's defaults,
+    * options of the decoder, also under ``model``,
     * ``model: {type: TransformerModel, topology: {...}}``, see :mod:`~arb_ternary_text.manifest.topology`, with further
-      options of the decoder under ``decoder``.
+      options of the decoder under ``decoder``,
+    * nothing at all.
+
+    In the last two embedding, head and norms are float (norms unless the topology says what becomes of their gains),
+    unless ``decoder: {float_parts: ...}`` says otherwise: rate, decay and clipping of a manifest's ``train:`` are those
+    of float parameters.
 
     A topology has no sub-norms and gated feed-forward layers. What it leaves out (``feed_forward``, ``norm_eps``,
     ``rotary_base``, ``max_length`` and others) is left out of the result too, and ``rotary_dim`` always: whoever builds
@@ -64,6 +69,8 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         Faulty: it is no decoder; paths are those inside ``config``.
     """
+    if not config:
+        return {"name": "decoder", **_float_parts({})}
     if _MODEL not in config:
         return _checked({"name": "decoder", **config}, lambda path: path)
     read = keys_of(_Config, config, ())
@@ -80,7 +87,11 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     def place(path: Path) -> Path:
         return ("decoder", *path) if path and path[0] in read.decoder else _TOPOLOGY
 
-    return _checked({"name": "decoder", **options, **read.decoder}, place)
+    return _checked({"name": "decoder", **options, **_float_parts(options), **read.decoder}, place)
+
+
+def _float_parts(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"float_parts": ["embedding", "head", *([] if "learned_norms" in options else ["norms"])]}
 
 
 def _checked(section: dict[str, Any], place: Any) -> dict[str, Any]:
