@@ -39,6 +39,12 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             summary="the teacher with decoupled attention: a smaller cache of keys, what it learned kept",
         ),
         PhaseSpec(
+            name="projection",
+            target="arb_ternary_upcycle.projection.phase:build",
+            config="arb_ternary_upcycle.projection.config:ProjectionConfig",
+            summary="the newest stage's weights become trits, each layer fitted to what the layers before it left",
+        ),
+        PhaseSpec(
             name="blockwise",
             target="arb_ternary_upcycle.blockwise:build",
             config="arb_ternary_upcycle.training_options:BlockwiseConfig",

@@ -1,0 +1,56 @@
+"""Rounding column by column, the error of each made up for by the columns still to come (GPTQ).
+
+Frantar, Ashkboos, Hoefler and Alistarh, GPTQ, 2022, after Hassibi and Stork's optimal brain surgeon. For the objective
+``(q - w) H (q - w)^T`` of a row, with ``H = X^T X + l I`` and ``H^-1 = U^T U``, ``U`` upper triangular: column ``k`` is
+rounded, and what that leaves, over ``U[k, k]``, is taken times ``U[k, k:]`` from the rest of the row. Updates beyond a
+block of columns are one product for the block.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["compensate", "inverse_factor", "objective"]
+
+#: Columns of a block: within one, every column updates those after it.
+_BLOCK: Final = 32
+
+
+def inverse_factor(hessian: Tensor) -> Tensor:
+    """``U`` of ``H^-1 = U^T U``, upper triangular, float64; ``hessian``: float64 ``[K, K]``, positive definite."""
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor
+
+
+def compensate(weight_KR: Tensor, factor: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Trits, and the float weights as they were when their turn came; both float32 ``[K, R]``.
+
+    Args:
+        weight_KR: rows of a matrix side by side, transposed, in the order in which columns are rounded.
+        factor: ``U`` for that order, float32 ``[K, K]``.
+        scale: ``2**E`` of each weight, float32 ``[K, R]``, or ``[1, R]`` where a row has one.
+    """
+    left = weight_KR.clone()
+    trits, columns = torch.empty_like(left), left.shape[0]
+    each = scale.shape[0] > 1
+    for start in range(0, columns, _BLOCK):
+        stop = min(start + _BLOCK, columns)
+        inside, errors = left[start:stop], torch.empty_like(left[start:stop])
+        for i, k in enumerate(range(start, stop)):
+            s = scale[k] if each else scale[0]
+            torch.round(torch.div(inside[i], s, out=trits[k]), out=trits[k]).clamp_(-1, 1)
+            torch.addcmul(inside[i], trits[k], s, value=-1, out=errors[i])
+            errors[i] /= factor[k, k]
+            if k + 1 < stop:
+                inside[i + 1 :].addr_(factor[k, k + 1 : stop], errors[i], alpha=-1)
+        left[stop:].addmm_(factor[start:stop, stop:].mT, errors, alpha=-1)
+    return trits, left
+
+
+def objective(difference_KR: Tensor, hessian: Tensor) -> Tensor:
+    """``d H d^T`` of each column of ``difference_KR [K, R]``: float64 ``[R]``; ``hessian`` float32 ``[K, K]``."""
+    return (hessian @ difference_KR).mul_(difference_KR).sum(dim=0, dtype=torch.float64)
