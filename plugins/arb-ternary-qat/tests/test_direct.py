@@ -25,6 +25,7 @@ from arb_ternary_text.models.parts import FloatLinear
 from arb_ternary_train.linear_state import linear_state
 
 SMALL = {"width": 32, "layers": 2, "heads": 2, "max_length": 16}
+DECOUPLED = {"attention": "decoupled", "sem_dim": 4, "geo_dim": 4}
 
 
 def test_ternary_codes_are_the_weight_in_units_of_its_mean_magnitude() -> None:
@@ -101,6 +102,13 @@ def test_under_autocast_the_gradient_is_kept_in_float32() -> None:
 def direct(**options: object) -> DirectDecoder:
     torch.manual_seed(3)
     return DirectDecoder(DirectConfig(**SMALL, **options), 50)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vectors", [{}, {"query_key_value_bias": True}, {**DECOUPLED, "attention_gate": True}])
+def test_an_optimizer_is_told_of_float_vectors_in_attention(vectors: dict[str, object]) -> None:
+    config = DirectConfig(**SMALL, float_parts=("linears",), **vectors)  # type: ignore[arg-type]
+    assert config.planned().kinds == set(collect_trainable(DirectDecoder(config, 50)).parts)
+    assert not config.planned().matrices
 
 
 def linears(model: nn.Module) -> list[DirectLinear]:

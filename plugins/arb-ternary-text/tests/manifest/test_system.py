@@ -92,7 +92,7 @@ def test_the_guides_topology_is_a_decoder_of_decoupled_attention() -> None:
     # 128 semantic features over 32 heads are 4 a head, 256 geometric ones 8.
     assert decoder_of(read_yaml(GUIDE, "guide").data) == {
         "name": "decoder", "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "attention": "decoupled",
-        "sem_dim": 4, "geo_dim": 8, "causal": True, "sub_norms": False, "activation": "swiglu",
+        "sem_dim": 4, "geo_dim": 8, "rotary_dim": 64, "causal": True, "sub_norms": False, "activation": "swiglu",
         "float_parts": ["embedding", "head", "norms"],
     }  # fmt: skip
 
@@ -135,13 +135,17 @@ def test_every_way_to_write_the_same_blocks_is_the_same() -> None:
         ({"rope_base": 500.0, "local_window": 8}, {"rotary_base": 500.0, "sliding_window": 8}),
         ({"is_causal": False}, {"causal": False}),
         (
+            {"mode": "decoupled", "sem_dim": 4, "geo_dim": 40, "n_kv_heads": 2},
+            {"attention": "decoupled", "sem_dim": 1, "geo_dim": 10, "kv_heads": 2},
+        ),
+        (
             {
                 "mode": "decoupled", "sem_dim": 12, "geo_dim": 8, "tie_qk": True, "null_attn": True,
                 "decoupled_gate": True,
             },
             {
-                "attention": "decoupled", "sem_dim": 3, "geo_dim": 2, "tie_query_key": True, "null_key_value": True,
-                "attention_gate": True,
+                "attention": "decoupled", "sem_dim": 3, "geo_dim": 2, "rotary_dim": 8, "tie_query_key": True,
+                "null_key_value": True, "attention_gate": True,
             },
         ),
     ],

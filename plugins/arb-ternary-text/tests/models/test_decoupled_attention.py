@@ -145,13 +145,26 @@ def test_planes_go_with_the_features_that_they_turn(float_decoder: Decoders, tok
     model = float_decoder(**DECOUPLED, kv_heads=2, rotary_dim=8)
     before = model(tokens(1, 9))
     for block in model.blocks:
-        block.attention.set_planes(torch.tensor([[1, 0], [1, 0]]))
+        block.attention.set_planes(block.attention.planes.flip(1))
         moved = model(tokens(1, 9))
         assert not torch.allclose(moved, before)
         for name in ("query_geometric", "key_geometric"):
             weight = getattr(block.attention, name).weight
             weight.copy_(weight.unflatten(0, (-1, 2, 2)).flip(2).flatten(0, 2))
         torch.testing.assert_close(model(tokens(1, 9)), before, rtol=0, atol=1e-12)
+
+
+def test_new_planes_have_the_frequencies_of_a_head_of_their_size(
+    float_decoder: Decoders, tokens: Tokens, rounding: Rounding
+) -> None:
+    own = float_decoder(**DECOUPLED, kv_heads=2)
+    assert own.blocks[0].attention.planes.tolist() == [[0, 1], [0, 1]]
+    # Plane 4 of a head of 16 features turns with base^(-8/16), plane 1 of one of 4 with base^(-2/4).
+    among = float_decoder(**DECOUPLED, kv_heads=2, rotary_dim=16)
+    assert among.blocks[0].attention.planes.tolist() == [[0, 4], [0, 4]]
+    state = {name: tensor for name, tensor in own.state_dict().items() if not name.endswith("planes")}
+    among.load_state_dict(state, strict=False)
+    torch.testing.assert_close(among(tokens(2, 20)), own(tokens(2, 20)), rtol=0, atol=rounding(own, 20))
 
 
 def test_a_new_gate_counts_both_parts_alike_and_a_new_null_key_is_one_more_zero(

@@ -63,8 +63,9 @@ def decoder_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     of float parameters.
 
     A topology has no sub-norms and gated feed-forward layers. What it leaves out (``feed_forward``, ``norm_eps``,
-    ``rotary_base``, ``max_length`` and others) is left out of the result too, and ``rotary_dim`` always: whoever builds
-    a student for a teacher takes those from the teacher.
+    ``rotary_base``, ``max_length`` and others) is left out of the result too: whoever builds a student for a teacher
+    takes it from the teacher. ``rotary_dim`` of decoupled attention is the size of a head, so that a teacher's
+    frequencies can be kept; a new model has nearly the same as without.
 
     Raises:
         Faulty: it is no decoder; paths are those inside ``config``.
@@ -167,7 +168,11 @@ def _decoupled_options(layer: AttentionLayer, path: Path) -> Iterator[tuple[str,
     yield "attention", "decoupled"
     yield "sem_dim", _per_head(layer, "sem_dim", path, 1)
     # Pairs of features turn.
-    yield "geo_dim", _per_head(layer, "geo_dim", path, 2)
+    geo_dim = _per_head(layer, "geo_dim", path, 2)
+    yield "geo_dim", geo_dim
+    head_dim = layer.head_dim or (layer.attn_dim or layer.d_model) // layer.n_heads
+    if head_dim % 2 == 0 and head_dim >= geo_dim:
+        yield "rotary_dim", head_dim
     for key, name in flags.items():
         if getattr(layer, key):
             yield name, True

@@ -31,7 +31,17 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotate
 
-__all__ = ["DecoupledAttention"]
+__all__ = ["DecoupledAttention", "spread_planes"]
+
+
+def spread_planes(config: DecoderConfig) -> Tensor:
+    """Planes int16 ``[G, P]`` evenly among the ``rotary_dim / 2`` that there are, the same for each key head.
+
+    Where ``g`` divides ``rotary_dim`` their frequencies are those of a head of ``g`` features.
+    """
+    count = (config.geo_dim or 0) // 2
+    planes_P = torch.arange(count) * (config.rotary_features // 2) // count
+    return planes_P.to(torch.int16).repeat(config.key_heads, 1)
 
 
 class DecoupledAttention(nn.Module):
@@ -39,7 +49,7 @@ class DecoupledAttention(nn.Module):
 
     Attributes:
         planes: int16 ``[G, P]``: the plane of each pair of geometric features, below ``rotary_dim / 2``; pair ``p`` are
-            the features ``p`` and ``p + P`` of a head. Saved with the model; the first ``P`` planes at birth.
+            the features ``p`` and ``p + P`` of a head. Saved with the model; at birth :func:`spread_planes`.
         gate: float ``[H]``, the logits of the gates, 0 at birth, where both parts count alike; None without gates.
         null_key: float ``[G s]``, and ``null_value``, float ``[G V]``; 0 at birth; None without.
     """
@@ -75,8 +85,7 @@ class DecoupledAttention(nn.Module):
         null = config.null_key_value
         self.null_key = nn.Parameter(torch.zeros(self.key_heads * self.sem_dim)) if null else None
         self.null_value = nn.Parameter(torch.zeros(self.key_heads * config.value_features)) if null else None
-        first = torch.arange(self.geo_dim // 2, dtype=torch.int16)
-        self.register_buffer("planes", first.repeat(self.key_heads, 1))
+        self.register_buffer("planes", spread_planes(config))
 
     def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
