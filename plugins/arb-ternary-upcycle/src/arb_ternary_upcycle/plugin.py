@@ -65,6 +65,12 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
             summary="checks in the middle of a run, which end it where they fail",
         ),
         PhaseSpec(
+            name="benchmark",
+            target="arb_ternary_upcycle.benchmark.phase:build",
+            config="arb_ternary_upcycle.benchmark.config:BenchmarkConfig",
+            summary="teacher against student in quality, time and memory, and a report",
+        ),
+        PhaseSpec(
             name="export",
             target="arb_ternary_upcycle.export_phase:build",
             config="arb_ternary_upcycle.export_config:ExportConfig",

@@ -12,7 +12,16 @@ from arb_ternary_train.init_from import run_of
 from arb_ternary_upcycle.float_model import MODEL_FILE, FloatModel, float_config
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 
-__all__ = ["MADE_BY", "FloatModel", "FloatModelWriter", "StageName", "find_stage", "float_config", "stage_folder"]
+__all__ = [
+    "MADE_BY",
+    "FloatModel",
+    "FloatModelWriter",
+    "StageName",
+    "find_stage",
+    "float_config",
+    "lineage",
+    "stage_folder",
+]
 
 StageName = Literal["teacher", "prepared", "surgery"]
 
@@ -54,7 +63,7 @@ def find_stage(
     start = context.directory if option is None else Path(option)
     if option is not None and (start / MODEL_FILE).is_file():
         return FloatModel.open(start, memory=memory)
-    for directory in _lineage(start):
+    for directory in lineage(start):
         for name in reversed(list(MADE_BY)):
             folder = directory / "stages" / name
             if name in names and (folder / MODEL_FILE).is_file():
@@ -67,7 +76,7 @@ def find_stage(
     )
 
 
-def _lineage(directory: Path) -> Iterator[Path]:
+def lineage(directory: Path) -> Iterator[Path]:
     """A run, the run that it started from, and so on."""
     seen: set[Path] = set()
     found: Path | None = directory

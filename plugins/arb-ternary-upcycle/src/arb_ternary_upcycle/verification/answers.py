@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
 from arb_ternary_train.protocols import Attachments, CheckResult
+from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import EvalConfig
 from arb_ternary_upcycle.verification.pair import open_pair
 from arb_ternary_upcycle.verification.questions import answer, built_in_questions, read_questions
-from arb_ternary_upcycle.verification.reports import Findings, Judgement, conclude
+from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext

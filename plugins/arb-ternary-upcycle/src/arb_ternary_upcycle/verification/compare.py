@@ -9,9 +9,10 @@ from attrs import define
 from torch import Tensor
 
 from arb_ternary_train.protocols import CheckResult
+from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import CompareConfig, Limits
 from arb_ternary_upcycle.verification.pair import held_out_batches, logit_pieces, open_pair
-from arb_ternary_upcycle.verification.reports import Findings, Judgement, conclude
+from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from arb_ternary.protocols.data import MaskedBatch
 from arb_ternary_train.protocols import CheckResult
+from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import FidelityConfig
 from arb_ternary_upcycle.verification.pair import Pair, held_out_batches, logit_pieces, open_pair
-from arb_ternary_upcycle.verification.reports import Findings, Judgement, conclude
+from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,10 @@ from arb_ternary_text.models.cache import KeyValueCache, LayerCache
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.protocols import CheckResult
+from arb_ternary_upcycle.verification.conclusion import conclude
 from arb_ternary_upcycle.verification.config import KvCacheConfig
 from arb_ternary_upcycle.verification.pair import open_pair
-from arb_ternary_upcycle.verification.reports import Findings, Judgement, conclude
+from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a check leaves behind: ``verify/<label>.json`` in the run, written whether it passed or not."""
+"""What a check finds, and the report of it: ``verify/<label>.json`` in the run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
 from arb_ternary.errors import ArbError
-from arb_ternary_train.directory import write_json
-from arb_ternary_train.protocols import CheckResult
 
-if TYPE_CHECKING:
-    from arb_ternary_train.context import TrainingContext
-    from arb_ternary_upcycle.verification.config import EvalConfig, KvCacheConfig, SampledConfig
-
-__all__ = ["FOLDER", "Findings", "Judgement", "conclude", "plain", "read_reports"]
+__all__ = ["FOLDER", "Findings", "Judgement", "plain", "read_reports"]
 
 #: Where the reports lie in a run.
 FOLDER: Final = "verify"
@@ -85,37 +79,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def conclude(
-    context: TrainingContext, name: str, config: SampledConfig | EvalConfig | KvCacheConfig, found: Findings
-) -> CheckResult:
-    """Write the report of the check ``name``, bring the run's report page up to date, and give the outcome.
-
-    Raises:
-        ArbError: the report cannot be written.
-    """
-    passed = all(judgement.passed for judgement in found.judged)
-    summary = "; ".join(judgement.sentence() for judgement in found.judged)
-    label = config.label or name
-    report = {
-        "label": label,
-        "check": name,
-        "passed": passed,
-        "fails_run": config.fail_fast,
-        "summary": summary,
-        "step": context.step,
-        "judged": [judgement.to_json() for judgement in found.judged],
-        "metrics": dict(found.metrics),
-        "details": dict(found.details),
-    }
-    file = context.directory / FOLDER / f"{label}.json"
-    try:
-        file.parent.mkdir(exist_ok=True)
-        write_json(file, plain(report))
-    except OSError as error:
-        raise ArbError(f"{file}: the report cannot be written: {error}", "Free some space, then --resume.") from error
-    return CheckResult(passed=passed, summary=summary, metrics=dict(found.metrics), fails_run=config.fail_fast)
 
 
 def read_reports(run: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,123 @@
+"""Times by a clock of our own, and bytes in closed form."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_upcycle.benchmark import latency, memory
+from arb_ternary_upcycle.benchmark.config import BenchmarkConfig
+from arb_ternary_upcycle.benchmark.latency import Timing, measure_latency, time_pass
+from arb_ternary_upcycle.benchmark.memory import growth_of, measure_memory, weight_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model(small: DecoderConfig) -> Decoder:
+    return Decoder(small, 256).eval()
+
+
+def test_a_pass_reads_the_prompt_and_then_one_token_at_a_time(model: Decoder) -> None:
+    shapes: list[tuple[int, ...]] = []
+    model.embedding.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+    clock = iter([0.0, 1.0, 3.0, 4.0, 10.0])
+    timing = time_pass(model, 5, 4, 2, CPU, clock=lambda: next(clock))
+    assert shapes == [(2, 5), (2, 1), (2, 1), (2, 1)]
+    assert timing == Timing(prefill=2.0, first_token=4.0, decode=2.0)
+    assert next(clock, None) is None
+
+
+def test_warm_up_does_not_count_and_the_models_take_turns(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    numbers = count(1)
+
+    def timed(which: Any, *arguments: Any) -> Timing:
+        order.append(which)
+        number = float(next(numbers))
+        return Timing(number, 10 * number, 100 * number)
+
+    monkeypatch.setattr(latency, "time_pass", timed)
+    paused: list[int] = []
+    models: Any = {"teacher": "T", "student": "S"}
+    rows = measure_latency(models, (6, 4, 2), warmup=1, timed=3, device=CPU, between=lambda: paused.append(1))
+    assert order == ["T", "S"] * 4
+    assert len(paused) == 8
+    # Teacher: passes 1 | 3, 5, 7; student: 2 | 4, 6, 8.
+    assert [row["model"] for row in rows] == ["teacher", "student"]
+    first, second = rows
+    assert (first["prefill_seconds"], second["prefill_seconds"]) == (5.0, 6.0)
+    assert (first["prefill_seconds_least"], first["prefill_seconds_most"]) == (3.0, 7.0)
+    assert (first["first_token_seconds"], first["decode_seconds"]) == (50.0, 500.0)
+    assert first["prefill_tokens_per_second"] == 2 * 6 / 5.0
+    assert first["decode_tokens_per_second"] == 2 / 500.0
+    assert (first["prompt"], first["generation"], first["batch"], first["timed_runs"]) == (6, 4, 2, 3)
+
+
+def test_bytes_of_weights_are_what_a_pass_computes_from(small: DecoderConfig, model: Decoder) -> None:
+    linears = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48)
+    gains = 5 * 32
+    assert weight_bytes(model) == (linears + gains + 2 * 256 * 32, 4 * (linears + gains + 2 * 256 * 32))
+    ternary = Decoder(evolve(small, float_parts=(), group_size=32, inner_gains=False, feed_forward=64), 256)
+    numbers, size = weight_bytes(ternary)
+    weights = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64) + 2 * 256 * 32
+    assert numbers == weights
+    # Two bits a trit, and an exponent and its origin for each 32 of them, at most; votes, a byte each, are not there.
+    assert weights / 4 <= size < weights / 4 + weights / 8
+
+
+def test_a_row_of_memory_adds_up(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weight_bytes(model)[1]
+    cache = 3 * (5 + 4 - 1) * 2 * (2 * 8 + 2 * 8) * 4
+    for growth, peak in ((10**6, weights + 10**6), (0, weights + cache), (None, None)):
+        monkeypatch.setattr(memory, "growth_of", lambda work, device, growth=growth: growth)
+        row = measure_memory("student", model, (5, 4, 3), CPU)
+        assert (row["weight_bytes"], row["kv_cache_bytes"], row["peak_bytes"]) == (weights, cache, peak)
+    assert row["bits_per_weight"] == 32.0
+
+
+def test_a_process_grows_by_what_it_holds() -> None:
+    held: list[torch.Tensor] = []
+
+    def work() -> None:
+        held.append(torch.ones(1 << 24))
+        held.clear()
+
+    growth = growth_of(work, CPU)
+    if growth is None:
+        pytest.skip("this system does not tell the peak of a process")
+    assert 0.9 * 2**26 <= growth < 2 * 2**26
+    assert growth_of(lambda: None, CPU) in range(2**22)
+
+
+def test_a_system_that_does_not_tell_gives_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(memory, "_FORGET_PEAK", tmp_path)
+    assert growth_of(lambda: None, CPU) is None
+    assert growth_of(lambda: None, torch.device("mps")) is None
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"measure": ()}, "each once"),
+    ({"measure": ("memory", "memory")}, "each once"),
+    ({"prompt_lengths": ()}, "at least 1"),
+    ({"prompt_lengths": (0,)}, "at least 1"),
+    ({"batch_sizes": (2, 2)}, "none of them twice"),
+    ({"generation_lengths": (1,)}, "at least 2"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BenchmarkConfig(**options)
+
+
+def test_every_combination_of_sizes_is_measured() -> None:
+    config = BenchmarkConfig(prompt_lengths=(4, 8), generation_lengths=(2, 3), batch_sizes=(1,))
+    assert config.sizes == [(4, 2, 1), (4, 3, 1), (8, 2, 1), (8, 3, 1)]

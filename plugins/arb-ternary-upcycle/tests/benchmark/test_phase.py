@@ -1,0 +1,221 @@
+"""The phase ``benchmark`` in whole runs: what it writes, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.benchmark import phase as phases
+from arb_ternary_upcycle.benchmark.measurements import Measurements
+from arb_ternary_upcycle.float_model import float_config
+from arb_ternary_upcycle.report import writing
+from arb_ternary_upcycle.stages import FloatModelWriter
+
+CONFIG = """
+name: measured
+data: {{name: text, path: {folder}/text.txt, tokenizer: bytes}}
+model: {{name: decoder, architecture: llama, width: 32, layers: 2, heads: 4, kv_heads: 1, feed_forward: 64,
+  max_length: 64, group_size: 32}}
+optimizer: sign_votes
+phases:
+  - {{name: standard, steps: 3, batch_size: 2, block_size: 16, eval_every: 2, eval_batches: 1}}
+  - {{name: benchmark, teacher: {folder}/teacher, batches: 2, prompt_lengths: [8, 4], generation_lengths: [3],
+      batch_sizes: [2], warmup_runs: 1, timed_runs: 2}}
+checks: [{{name: fidelity, teacher: {folder}/teacher, max_ppl_ratio: 1e9, max_delta_nll: -99, fail_fast: false}}]
+"""
+
+
+class Crash(BaseException):
+    """Nothing catches it, as nothing catches kill -9."""
+
+
+def configs(folder: Path) -> Any:
+    """A teacher and a text in ``folder``, and what loads the config of a student, with parts replaced."""
+    torch.manual_seed(5)
+    options: dict[str, Any] = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "feed_forward": 48}
+    small = float_config(DecoderConfig(architecture="llama", max_length=64, **options))
+    model = Decoder(small, 256)
+    writer = FloatModelWriter(folder / "teacher", small, 256, {"kind": "bytes"})
+    tensors = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
+    for number in range(small.layers):
+        start = f"blocks.{number}."
+        writer.write_block(number, {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)})
+    writer.write_ends({name: value for name, value in tensors.items() if not name.startswith("blocks.")})
+    writer.finish()
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+
+    def load(**changes: str) -> Any:
+        text = CONFIG.format(folder=folder)
+        for old, new in changes.values():
+            assert old in text
+            text = text.replace(old, new)
+        (folder / "run.yaml").write_text(text)
+        return load_config(folder / "run.yaml").config
+
+    return load
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    return configs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A run with everything in it: its outcome, and its report's folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    return run(configs(folder)(), folder / "run"), folder / "run" / "report"
+
+
+def run(config: Any, directory: Path, **request: Any) -> Any:
+    return train(config, RunRequest(directory=directory, backend="torch", reporter=Silent, **request))
+
+
+class Page(HTMLParser):
+    """Everything that a page refers to, its text, and whether its elements are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.text: list[str] = []
+        self.images: list[str] = []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        found = dict(attributes)
+        self.references += [str(found[name]) for name in ("src", "href", "srcset", "action", "data") if name in found]
+        if tag == "img":
+            assert found.get("alt")
+            self.images.append(str(found["src"]))
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_report_tells_the_same_in_every_form(finished: tuple[Any, Path]) -> None:
+    outcome, folder = finished
+    report = json.loads((folder / "report.json").read_text())
+    assert {"perplexity", "latency", "memory", "kv_cache", "checks"} <= report.keys()
+    for name, rows in report.items():
+        if isinstance(rows, list):
+            with (folder / f"{name}.csv").open(newline="") as file:
+                read = [{key: loaded(value) for key, value in row.items()} for row in csv.DictReader(file)]
+            assert read == rows, name
+            assert (folder / f"{name}.tex").read_text().count(" & ") >= len(rows)
+    teacher, student = report["perplexity"]
+    assert student["nll"] == outcome.phases[1]["student_nll"]
+    assert student["ratio"] == pytest.approx(student["perplexity"] / teacher["perplexity"])
+    assert [(row["model"], row["prompt"]) for row in report["latency"]] == [
+        ("teacher", 4), ("student", 4), ("teacher", 8), ("student", 8),
+    ]  # fmt: skip
+    assert [row["bytes_per_token"] for row in report["kv_cache"]] == [2 * 32 * 4, 2 * 16 * 4]
+    # The checks of the end of the run come after the phase, and are in its report.
+    assert [(row["what"], row["passed"]) for row in report["checks"]] == [
+        ("delta NLL", False),
+        ("perplexity ratio", True),
+    ]
+
+
+def loaded(value: str) -> Any:
+    """A cell of a CSV file, as JSON would have it."""
+    if value in ("", "true", "false"):
+        return {"": None, "true": True, "false": False}[value]
+    try:
+        return int(value) if value.lstrip("-").isdigit() else float(value)
+    except ValueError:
+        return value
+
+
+def test_the_page_holds_everything_that_it_shows(finished: tuple[Any, Path]) -> None:
+    _, folder = finished
+    page = Page((folder / "report.html").read_text())
+    assert page.open == []
+    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
+    assert not {"script", "link", "iframe", "object", "embed"} & page.tags
+    style = (folder / "report.html").read_text().partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    pictures = {base64.b64decode(image.partition(",")[2]) for image in page.images}
+    files = {file.stem: file.read_bytes() for file in folder.glob("*.png")}
+    assert pictures == set(files.values())
+    assert files.keys() == {"perplexity", "latency", "memory", "training"}
+    assert all(content.startswith(b"\x89PNG") for content in files.values())
+    text = " ".join(page.text)
+    for words in ("measured", "teacher", "student", "Speed", "Memory", "Checks", "Training", "name: measured"):
+        assert words in text
+
+
+def test_a_killed_benchmark_measures_what_is_missing(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
+    whole = run(config(), tmp_path / "whole")
+    real, sizes = phases.measure_latency, []
+
+    def crashing(models: Any, size: Any, **options: Any) -> Any:
+        sizes.append(size)
+        if len(sizes) == 2:
+            raise Crash
+        return real(models, size, **options)
+
+    monkeypatch.setattr(phases, "measure_latency", crashing)
+    with pytest.raises(Crash):
+        run(config(), tmp_path / "cut")
+    kept = json.loads((tmp_path / "cut/report/measurements.json").read_text())["parts"]
+    monkeypatch.setattr(phases, "measure_fidelity", lambda *_: pytest.fail("measured again"))
+    resumed = run(config(), tmp_path / "cut", resume="auto")
+    assert sizes == [(8, 3, 2), (4, 3, 2), (4, 3, 2)]
+    parts = json.loads((tmp_path / "cut/report/measurements.json").read_text())["parts"]
+    assert parts["latency 8+3 x 2"] == kept["latency 8+3 x 2"]
+    assert parts["latency 4+3 x 2"]
+    assert resumed.phases == whole.phases
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    states = [sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1] for name in ("cut", "whole")]
+    for name in ("model.safetensors", "state.safetensors", "state.json"):
+        assert (states[0] / name).read_bytes() == (states[1] / name).read_bytes()
+
+
+def test_measurements_of_anything_else_do_not_count(tmp_path: Path) -> None:
+    Measurements(tmp_path, {"step": 1}).add("perplexity", {"student_nll": float("inf")})
+    assert "perplexity" in Measurements(tmp_path, {"step": 1})
+    assert Measurements(tmp_path, {"step": 1})["perplexity"] == {"student_nll": "inf"}
+    assert "perplexity" not in Measurements(tmp_path, {"step": 2})
+
+
+def test_only_what_is_asked_for_is_measured(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
+    run(config(what=("batches: 2,", "batches: 2, measure: [memory],")), tmp_path / "run")
+    report = json.loads((tmp_path / "run/report/report.json").read_text())
+    assert "memory" in report
+    assert not {"perplexity", "latency"} & report.keys()
+
+
+def test_sizes_beyond_the_context_are_faults(config: Any) -> None:
+    with pytest.raises(ConfigError, match="62 tokens and 3 after them exceed the context of the model"):
+        config(sizes=("[8, 4]", "[62, 4]"))
+    config(sizes=("[8, 4]", "[61, 4]"))
+    config(sizes=("[8, 4]", "[62, 4]"), what=("batches: 2,", "batches: 2, measure: [perplexity],"))
+    with pytest.raises(ConfigError, match="65 exceeds the context of the model"):
+        config(what=("batches: 2,", "batches: 2, block_size: 65,"))

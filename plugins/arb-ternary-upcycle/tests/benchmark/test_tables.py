@@ -1,0 +1,123 @@
+"""Tables in their forms, of values that have a meaning there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from arb_ternary_upcycle.report.contents import Contents, Curve
+from arb_ternary_upcycle.report.figures import draw_figures
+from arb_ternary_upcycle.report.page import make_page
+from arb_ternary_upcycle.report.tables import Column, Table, escape_latex, shown
+
+HOSTILE = '\\a{b}_c & 50% of $x^2$ ~ #1 <script>alert("|")</script>'
+TABLE = Table(
+    "checks",
+    "Checks",
+    (
+        Column("label", "a_b & c", "text"),
+        Column("value", "value"),
+        Column("passed", "passed", "text"),
+        Column("fails_run", "fails the run", "text"),
+        Column("none", "-"),
+    ),
+    [
+        {"label": HOSTILE, "value": 0.1 + 0.2, "passed": True, "fails_run": True},
+        {"label": 'comma, "quote"\nline', "value": 1e-9, "passed": False, "fails_run": False, "none": None},
+    ],
+)
+
+
+def test_csv_has_whole_values_and_quotes_what_it_must() -> None:
+    rows = list(csv.reader(io.StringIO(TABLE.to_csv())))
+    assert rows[0] == ["label", "value", "passed", "fails_run", "none"]
+    assert rows[1] == [HOSTILE, "0.30000000000000004", "true", "true", ""]
+    assert rows[2] == ['comma, "quote"\nline', "1e-09", "false", "false", ""]
+    assert float(rows[1][1]) == TABLE.rows[0]["value"]
+
+
+def test_latex_writes_out_what_has_a_meaning_there() -> None:
+    """Read back by another route: each command to its character, and nothing bare is left."""
+    escaped = escape_latex(HOSTILE)
+    commands = {
+        "textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">",
+        "textbar": "|", "textquotedbl": '"',
+    }  # fmt: skip
+    back = re.sub(r"\\(?:([a-z]+)\{\}|(.))", lambda m: commands[m[1]] if m[1] else m[2], escaped)
+    assert back == HOSTILE
+    bare = re.sub(r"\\[a-z]+\{\}|\\[&%$#_{}]", "", escaped)
+    assert not set(bare) & set('&%$#_{}~^\\<>|"')
+    text = TABLE.to_latex()
+    assert r"a\_b \& c & value & passed & fails the run & - \\" in text
+    assert text.count(r"\\") == 1 + len(TABLE.rows)
+    assert r"\begin{tabular}{lrllr}" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (None, "number", "-"),
+        ("nan", "number", "nan"),
+        (float("inf"), "bytes", "inf"),
+        (True, "text", "yes"),
+        (0.05, "number", "0.05"),
+        (2.0, "number", "2"),
+        (1234.5678, "number", "1,235"),
+        (0.123456, "number", "0.1235"),
+        (1e-9, "number", "1e-09"),
+        (0, "number", "0"),
+        (1234567, "count", "1,234,567"),
+        (512, "bytes", "512 B"),
+        (1536, "bytes", "1.5 KiB"),
+        (3 * 2**30, "bytes", "3 GiB"),
+        (0.0123, "seconds", "12.3 ms"),
+        (2.5, "seconds", "2.5 s"),
+        (0.00004, "seconds", "40 us"),
+        (0.3891, "share", "38.9 %"),
+    ],
+)
+def test_people_read_four_figures_and_a_unit(value: Any, kind: Any, text: str) -> None:
+    assert shown(value, kind) == text
+
+
+def test_the_page_escapes_what_the_run_is_named() -> None:
+    contents = Contents(
+        name=HOSTILE,
+        facts={"data": HOSTILE},
+        tables=[TABLE],
+        projection={},
+        curves=[Curve(HOSTILE, [(1, 2.0), (2, 1.0)], [])],
+        config=HOSTILE,
+    )
+    page = make_page(contents, draw_figures(contents))
+    assert "<script>" not in page
+    assert unescape(page).count(HOSTILE) == 5  # title, heading, fact, cell, config
+    assert "failed" in page
+    assert 'class="pill told"' in page
+
+
+def test_a_report_of_nothing_is_a_page_all_the_same() -> None:
+    contents = Contents(name="empty", facts={}, tables=[], projection={}, curves=[], config="")
+    assert draw_figures(contents) == {}
+    assert make_page(contents, {}).count("<section>") == 1
+
+
+def test_figures_of_the_stages_have_a_line_for_each_kind_of_linear() -> None:
+    columns = tuple(Column(name, name) for name in ("name", "held_out"))
+    rows = [
+        {"name": f"blocks.{block}.{name}", "held_out": 0.1 * block}
+        for block in range(3)
+        for name in ("attention.query", "feed_forward.down")
+    ]
+    errors = Table("projection", "", columns, [*rows, {"name": "head", "held_out": 0.3}])
+    blocks = Table("blockwise", "", (), [{"block": 0, "l1_first": 2.0, "l1": 1.0}, {"block": 1, "l1_first": "nan"}])
+    drawn = draw_figures(Contents("n", {}, [errors, blocks], {}, [], ""))
+    assert all(image.startswith(b"\x89PNG") for image in drawn.values())
+    assert drawn.keys() == {"projection", "blockwise"}
+    lost = Table("blockwise", "", (), [{"block": 0, "l1_first": "nan", "l1": "nan"}])
+    assert draw_figures(Contents("n", {}, [Table("projection", "", columns, rows[:0]), lost], {}, [], "")) == {}
