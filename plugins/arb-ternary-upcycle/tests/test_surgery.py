@@ -246,7 +246,7 @@ def test_drawn_policies_copy_what_they_say(
     drawn = after["attention.query_semantic"]
     assert float(drawn.std()) == pytest.approx(32**-0.5, rel=0.1)
     assert not torch.equal(drawn, made.weights("blocks.0.")["attention.query_semantic"])
-    assert after["attention.planes"].tolist() == [[0, 1], [0, 1]]
+    assert after["attention.planes"].tolist() == [[0, 2], [0, 2]], "evenly among the 4 of a head of 8 features"
     assert float(after["attention.null_key"].abs().sum()) == 0
     assert report.phases[1]["perplexity_ratio"] == pytest.approx(
         math.exp(report.phases[1]["nll"] - report.phases[1]["teacher_nll"])

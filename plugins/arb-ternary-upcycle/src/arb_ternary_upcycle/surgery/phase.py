@@ -16,6 +16,7 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoupled_attention import spread_planes
 from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.seeding import derive_seed, derived_generator
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
@@ -222,11 +223,11 @@ def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def _completed(tensors: Mapping[str, Tensor], target: DecoderConfig) -> dict[str, Tensor]:
-    """With what a new block of the target has besides: gates, null keys and biases at 0, planes from the first on."""
+    """With what a new block of the target has besides: gates, null keys and biases at 0, planes of all speeds."""
     made = dict(tensors)
     for name, outline in block_outline(target).items():
         if name not in made and name == "attention.planes":
-            made[name] = torch.arange(outline.shape[1], dtype=outline.dtype).repeat(outline.shape[0], 1)
+            made[name] = spread_planes(target)
         elif name not in made:
             made[name] = torch.zeros(outline.shape)
     return made
