@@ -2,11 +2,11 @@
 
     python plugins/arb-ternary-upcycle/studies/small.py --work DIR --out RESULT.json
 
-The teacher, a Llama of a million parameters, is trained on the built-in text but for its last twentieth. The student has
-its shapes; every weight of it is ternary. It is upcycled by projection, blockwise and global, and trained from scratch
-on as many tokens as blockwise and global take together. Rates are chosen with seed 0 on the last twentieth of the
-training text, which the teacher has not seen, with a part of the steps; losses are those on the validation text. Runs
-that are in ``--work`` already are not repeated, and one that was stopped goes on.
+The teacher, a Llama of a million parameters, is trained on the built-in text but for its last twentieth. The student
+has its shapes; every weight of it is ternary. It is upcycled by projection, blockwise and global, and trained from
+scratch on as many tokens as blockwise and global take together. Rates are chosen with seed 0 on the last twentieth of
+the training text, which the teacher has not seen, with a part of the steps; losses are those on the validation text.
+Runs that are in ``--work`` already are not repeated, and one that was stopped goes on.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class BlockwisePhase:
     def run(self, context: TrainingContext) -> PhaseResult:
         """Train all blocks, from the first or from where ``load_state_dict`` left off; see ``Phase``."""
         model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
-        student = as_student(context.model, model, self.name)
+        student = as_student(context.model, model)
         with self._streams(context, student, model) as streams:
             while self._block < len(student.blocks):
                 self._train_block(context, student, streams)

@@ -67,7 +67,7 @@ class GlobalPhase(StandardPhase):
         asks = not (options.force or resumed)
         if asks or options.kd_weight:
             model = find_stage(context, options.teacher, ("teacher", "prepared"))
-            as_student(context.model, model, self.name)
+            as_student(context.model, model)
             teacher = Teacher(model, options.teacher_memory, context.device)
         loop = DistillingLoop(context, options, f"phase {context.phase_index}", teacher if options.kd_weight else None)
         if asks and teacher is not None:

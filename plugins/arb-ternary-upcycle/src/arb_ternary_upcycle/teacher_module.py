@@ -12,6 +12,7 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_upcycle.stages import FloatModel
+from arb_ternary_upcycle.student import student_of
 
 __all__ = ["Teacher", "as_student"]
 
@@ -70,20 +71,17 @@ class Teacher(nn.Module):
         return self.model.logits(x_BSD)
 
 
-def as_student(model: nn.Module, teacher: FloatModel, phase: str) -> Decoder:
-    """``model``, when it is a decoder with the blocks and the residual stream of ``teacher``.
+def as_student(model: nn.Module, teacher: FloatModel) -> Decoder:
+    """``model``, when it is a decoder with as many blocks as ``teacher``, and its residual stream and vocabulary.
 
     Raises:
         ConfigError: it is not; all differences are named.
     """
-    if not isinstance(model, Decoder):
-        raise ConfigError(
-            f"model: the phase {phase} trains decoders, not a {type(model).__name__}", "Use model: {name: decoder}."
-        )
+    student = student_of(model)
     pairs = {
-        "layers": (len(model.blocks), teacher.config.layers),
-        "width": (model.config.width, teacher.config.width),
-        "vocabulary": (model.vocabulary_size, teacher.vocabulary_size),
+        "layers": (len(student.blocks), teacher.config.layers),
+        "width": (student.config.width, teacher.config.width),
+        "vocabulary": (student.vocabulary_size, teacher.vocabulary_size),
     }
     unlike = [f"{name}: {mine}, the teacher's is {its}" for name, (mine, its) in pairs.items() if mine != its]
     if unlike:
@@ -91,4 +89,4 @@ def as_student(model: nn.Module, teacher: FloatModel, phase: str) -> Decoder:
             f"model: the teacher in {teacher.path} does not fit it: {'; '.join(unlike)}",
             "Give the model the teacher's sizes (`arb upcycle inspect` shows them), or name another teacher.",
         )
-    return model
+    return student
