@@ -144,8 +144,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix != ".writing"}
 
 
-@pytest.mark.parametrize("stage", ["teacher", "prepared"])
-@pytest.mark.parametrize("place", ["write_block", "write_ends", "finish"])
+@pytest.mark.parametrize(
+    ("stage", "place"),
+    [("teacher", "write_block"), ("teacher", "finish"), ("prepared", "write_block"), ("prepared", "write_ends")],
+)
 def test_a_killed_phase_goes_on_to_the_same_bytes(
     tmp_path: Path,
     run_config: Callable[..., Any],

@@ -49,8 +49,7 @@ def load(folder: Path) -> dict[str, Any]:
 # --- the whole ---
 
 
-@pytest.mark.parametrize("sem_dim", [3, 8])
-@pytest.mark.parametrize(("kind", "rotated"), [("Llama", True), ("Qwen2", False)])
+@pytest.mark.parametrize(("kind", "rotated", "sem_dim"), [("Llama", True, 3), ("Qwen2", False, 8)])
 def test_all_planes_kept_gives_the_logits_of_transformers(
     tmp_path: Path,
     run_config: Callable[..., Any],

@@ -1,0 +1,62 @@
+"""kill -9 in each of the phases that make stages; what resumes ends with the bytes of a run that was left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.config.fields import to_plain
+from arb_ternary.config.yaml_document import dump_yaml
+
+
+def start(config: Path, folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(config), "--run-dir", str(folder), "--resume"]
+    with config.with_name("errors.txt").open("wb") as errors:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every stage, and what the run says of itself without the clock."""
+    files = [file for file in (folder / "stages").rglob("*") if file.is_file() and not file.name.startswith(".")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in [*files, folder / "metrics.jsonl"]}
+
+
+@pytest.mark.slow
+def test_kill_nine_in_every_phase(
+    tmp_path: Path, run_config: Callable[..., Any], save_model: Callable[..., Path]
+) -> None:
+    teacher = save_model(tmp_path / "teacher", num_hidden_layers=12)
+    options: dict[str, Any] = {"architecture": None, "activation": "swiglu", "sub_norms": False, "layers": 12}
+    options |= {"attention": "decoupled", "sem_dim": 2, "geo_dim": 4, "rotary_dim": 8}
+    phases = [
+        {"name": "load_teacher", "teacher": str(teacher), "max_nll": 99.0},
+        "fold_rotate",
+        {"name": "surgery", "calibration_tokens": 1024, "block_size": 64},
+    ]
+    config = tmp_path / "config.yaml"
+    config.write_text(dump_yaml(to_plain(run_config(*phases, **options))))
+    whole = start(config, tmp_path / "whole")
+    assert whole.wait() == 0, (tmp_path / "errors.txt").read_text()
+    for stage in ("teacher", "prepared", "surgery"):
+        process = start(config, tmp_path / "cut")
+        try:
+            awaited = tmp_path / "cut/stages" / stage / "block-00003.safetensors"
+            while not awaited.is_file():
+                assert process.poll() is None, (tmp_path / "errors.txt").read_text()
+                time.sleep(0.001)
+            os.kill(process.pid, signal.SIGKILL)
+        finally:
+            process.wait()
+        assert process.returncode == -signal.SIGKILL
+        assert not (tmp_path / "cut/stages" / stage / "model.json").exists()
+    last = start(config, tmp_path / "cut")
+    assert last.wait() == 0, (tmp_path / "errors.txt").read_text()
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
