@@ -182,3 +182,21 @@ def test_a_killed_phase_goes_on_to_the_same_bytes(
         assert (tmp_path / f"cut/stages/{stage}" / name).stat().st_mtime_ns == time
     for name in ("metrics.jsonl", "result.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_finished_phase_is_not_done_again(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config(load(llama, max_nll=99.0), "fold_rotate")
+    with monkeypatch.context() as patch:
+        patch.setattr("arb_ternary_upcycle.fold_rotate.find_stage", _stop)
+        with pytest.raises(Killed):
+            train(config, RunRequest(directory=tmp_path / "cut"))
+        patch.undo()
+        patch.setattr("arb_ternary_upcycle.load_teacher.read_teacher", _stop)
+        report = train(config, RunRequest(directory=tmp_path / "cut", resume="auto"))
+    assert report.phases[0]["teacher_nll"] > 0
+
+
+def _stop(*_: Any, **__: Any) -> None:
+    raise Killed

@@ -22,9 +22,11 @@ __all__ = ["StagePhase"]
 class StagePhase(ABC):
     """Writes a float model; the run's own model stays as it is.
 
-    Everything that it has done lies in the files of the stage, so that it has no state of its own: a resumed phase
-    computes the same blocks, and writes those that are missing.
+    What it has done lies in the files of the stage: a resumed phase writes the blocks that are missing. Its state are
+    its final numbers, once it has them; then nothing is left to do.
     """
+
+    _metrics: Mapping[str, float] | None = None
 
     @property
     @abstractmethod
@@ -49,6 +51,8 @@ class StagePhase(ABC):
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """Write what is missing, then judge the whole; see ``Phase``."""
+        if self._metrics is not None:
+            return PhaseResult(steps=0, metrics=self._metrics)
         writer = self.writer(context)
         done, reporter = writer.written_blocks(), context.logbook.reporter
         reporter.start(self.name, writer.config.layers, len(done))
@@ -61,17 +65,18 @@ class StagePhase(ABC):
             writer.write_ends(self.ends())
         reporter.stop()
         try:
-            metrics = self.judge(context, writer.finish())
+            self._metrics = dict(self.judge(context, writer.finish()))
         except ArbError:
             writer.reopen()  # no later phase is to take it
             raise
+        context.mark_progress()
         context.save_checkpoint()
-        return PhaseResult(steps=0, metrics=metrics)
+        return PhaseResult(steps=0, metrics=self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what has been done is on disk."""
-        return {}
+        """The final numbers, once there are some."""
+        return {"metrics": self._metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what is on disk when the phase is run."""
-        del state
+        self._metrics = state["metrics"]
