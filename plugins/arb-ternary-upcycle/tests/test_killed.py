@@ -1,4 +1,4 @@
-"""kill -9 in each of the phases that make stages; what resumes ends with the bytes of a run that was left alone."""
+"""kill -9 in the phases that make stages and in the projection: a resumed run ends with the bytes of one left alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ def start(config: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every stage, and what the run says of itself without the clock."""
+    """Every stage, the newest weights, and what the run says of itself without the clock."""
     files = [file for file in (folder / "stages").rglob("*") if file.is_file() and not file.name.startswith(".")]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in [*files, folder / "metrics.jsonl"]}
+    newest = (folder / "checkpoints/latest").read_text().strip()
+    files.append(folder / "checkpoints" / newest / "model.safetensors")
+    return {
+        file.name if newest in file.parts else str(file.relative_to(folder)): file.read_bytes()
+        for file in [*files, folder / "metrics.jsonl"]
+    }
 
 
 @pytest.mark.slow
@@ -40,12 +45,13 @@ def test_kill_nine_in_every_phase(
         {"name": "load_teacher", "teacher": str(teacher), "max_nll": 99.0},
         "fold_rotate",
         {"name": "surgery", "calibration_tokens": 1024, "block_size": 64},
+        {"name": "projection", "calibration_tokens": 2048, "held_out_tokens": 256, "block_size": 64},
     ]
     config = tmp_path / "config.yaml"
     config.write_text(dump_yaml(to_plain(run_config(*phases, **options))))
     whole = start(config, tmp_path / "whole")
     assert whole.wait() == 0, (tmp_path / "errors.txt").read_text()
-    for stage in ("teacher", "prepared", "surgery"):
+    for stage in ("teacher", "prepared", "surgery", "projection"):
         process = start(config, tmp_path / "cut")
         try:
             awaited = tmp_path / "cut/stages" / stage / "block-00003.safetensors"

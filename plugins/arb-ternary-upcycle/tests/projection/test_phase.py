@@ -287,3 +287,23 @@ def test_options_that_do_nothing_are_refused(run_config: Callable[..., Any], tea
 def test_a_run_without_a_stage_names_the_phase_that_makes_one(tmp_path: Path, run_config: Callable[..., Any]) -> None:
     with pytest.raises(DataError, match="load_teacher"):
         train(run_config({"name": "projection", **SMALL}), RunRequest(directory=tmp_path / "run"))
+
+
+def test_from_a_llama_of_transformers_to_a_student_near_it(
+    tmp_path: Path, run_config: Callable[..., Any], llama: Path
+) -> None:
+    """Fitted, the student's predictions are nearer to the teacher's than rounded as they are."""
+    tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(4))
+    transformers = pytest.importorskip("transformers")
+    with torch.no_grad():
+        expected = transformers.AutoModelForCausalLM.from_pretrained(llama)(tokens).logits.log_softmax(dim=-1)
+    first = [{"name": "load_teacher", "teacher": str(llama), "probe_tokens": 0}, "fold_rotate"]
+    sizes = {"calibration_tokens": 4096, "held_out_tokens": 64, "block_size": 64}
+    found = {}
+    for policy, options in (("ls", {"correction": False}), ("gptq_cd", {})):
+        phase = {"name": "projection", "policy": policy, **sizes, **options}
+        train(run_config(*first, phase), RunRequest(directory=tmp_path / policy))
+        with torch.no_grad():
+            mine = load_run(tmp_path / policy).model(tokens).log_softmax(dim=-1)
+        found[policy] = float((expected.exp() * (expected - mine)).sum(dim=-1).mean())
+    assert found["gptq_cd"] < 0.9 * found["ls"], found

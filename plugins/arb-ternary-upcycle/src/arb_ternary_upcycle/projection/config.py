@@ -42,7 +42,7 @@ class ProjectionConfig:
         "round columns from the strongest input to the weakest; auto = where that leaves less error in a row",
         validator=in_(("auto", "always", "never")),
     )
-    descent_passes: int = option(8, "most rounds over all weights that gptq_cd makes", validator=non_negative)
+    descent_passes: int = option(4, "most rounds over all weights that gptq_cd makes", validator=non_negative)
     calibration_tokens: int = option(8192, "training tokens that weights are fitted to", validator=positive)
     held_out_tokens: int = option(2048, "held-out tokens that errors are also measured on", validator=positive)
     block_size: int = option(512, "tokens in a sample of them", validator=positive)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from arb_ternary_upcycle.projection.rounded import Rounded
 from arb_ternary_upcycle.projection.sequential import Plan, SequentialProjection
 from arb_ternary_upcycle.projection.solve import Recipe
 from arb_ternary_upcycle.projection.workspace import Workspace
-from arb_ternary_upcycle.stages import find_stage
+from arb_ternary_upcycle.stages import FloatModel, find_stage
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -98,7 +97,7 @@ class ProjectionPhase:
             errors += self._head(student, projection, ends, context)
         metrics = _summary(errors)
         stages.mkdir(exist_ok=True)
-        write_json(stages / "projection.json", _report(config, source.path, teacher.path, errors, metrics))
+        write_json(stages / "projection.json", _report(config, source, teacher, errors, metrics))
         context.note(f"projection: {', '.join(f'{name} {value:.4f}' for name, value in metrics.items())}")
         if context.evaluation_shape is None:
             context.evaluation_shape = (max(1, _EVALUATED // config.block_size), config.block_size)
@@ -171,12 +170,16 @@ def _summary(errors: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _report(
-    config: ProjectionConfig, source: Path, teacher: Path, errors: list[dict[str, Any]], medians: dict[str, float]
+    config: ProjectionConfig,
+    source: FloatModel,
+    teacher: FloatModel,
+    errors: list[dict[str, Any]],
+    medians: dict[str, float],
 ) -> dict[str, Any]:
     return {
         "options": to_plain(config),
-        "source": str(source),
-        "teacher": str(teacher),
+        "source": {"stage": source.path.name, "digest": source.digest},
+        "teacher": {"stage": teacher.path.name, "digest": teacher.digest},
         "medians": medians,
         "linears": errors,
     }

@@ -41,7 +41,7 @@ class Recipe:
     grouping: Grouping = "row"
     damping: float = 0.01
     activation_order: ActivationOrder = "auto"
-    descent_passes: int = 8
+    descent_passes: int = 4
 
     @property
     def needs_inputs(self) -> bool:

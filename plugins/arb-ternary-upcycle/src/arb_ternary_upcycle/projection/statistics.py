@@ -37,16 +37,20 @@ class InputStatistics:
 
     def output_error(self, weight: Tensor, rounded: Rounded) -> float:
         """``|X Q^T - Y W^T| / |Y W^T|``: how far the outputs of rounded weights are from the teacher's."""
-        w, q = weight.to(torch.float64), rounded.dense().to(torch.float64)
-        outputs = float(((w @ self.teacher) * w).sum())
-        error = outputs - 2 * float(((w @ self.cross) * q).sum()) + float(((q @ self.gram) * q).sum())
-        return _root(error, outputs)
+        w, q = weight.to(torch.float32), rounded.dense()
+        outputs = _product(w, self.teacher, w)
+        return _root(outputs - 2 * _product(w, self.cross, q) + _product(q, self.gram, q), outputs)
 
     def rounding_error(self, weight: Tensor, rounded: Rounded) -> float:
         """``|X Q^T - X W^T| / |X W^T|``: what rounding alone does, on the student's inputs."""
-        w = weight.to(torch.float64)
-        difference = rounded.dense().to(torch.float64) - w
-        return _root(float(((difference @ self.gram) * difference).sum()), float(((w @ self.gram) * w).sum()))
+        w = weight.to(torch.float32)
+        difference = rounded.dense() - w
+        return _root(_product(difference, self.gram, difference), _product(w, self.gram, w))
+
+
+def _product(left_NK: Tensor, middle_KK: Tensor, right_NK: Tensor) -> float:
+    """``trace(left middle right^T)``."""
+    return float((left_NK @ middle_KK.to(torch.float32)).mul_(right_NK).sum(dtype=torch.float64))
 
 
 def _root(error: float, outputs: float) -> float:

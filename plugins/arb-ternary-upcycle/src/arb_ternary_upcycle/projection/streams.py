@@ -44,7 +44,7 @@ class Stream:
 
     @contextmanager
     def writing(self, block: int) -> Iterator[Callable[[Tensor], None]]:
-        """A function that takes the stream in front of ``block``, part after part; it is there whole or not at all."""
+        """A function that takes the tensor of ``block``, part after part; it is there whole or not at all."""
         temporary = self.folder / f".{self._file(block).name}.writing"
         with temporary.open("wb") as file:
             yield lambda part: _append(file, part)
