@@ -1,0 +1,90 @@
+"""The study of an upcycled model in llama.cpp, on a small Llama of random trits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+
+pytest.importorskip("xllamacpp")
+pytest.importorskip("arb_ternary_gguf")
+
+CONFIG = """
+name: small
+data: {{name: text, path: {folder}/text.txt, tokenizer: bytes}}
+model: {{name: decoder, architecture: llama, width: 256, layers: 2, heads: 4, kv_heads: 2, feed_forward: 512,
+  max_length: 256, group_size: {group}, float_parts: [head]}}
+optimizer: {{name: split, ternary: scaled_votes, float: adamw}}
+phases: [{{name: standard, steps: 3, batch_size: 4, block_size: 32, eval_every: 0, lr: 0.02}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def finish() -> Any:
+    path = Path(__file__).parents[1] / "studies" / "finish.py"
+    spec = importlib.util.spec_from_file_location("finish", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(folder: Path, group: Any) -> Path:
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    (folder / "run.yaml").write_text(CONFIG.format(folder=folder, group=group))
+    request = RunRequest(directory=folder / "run", backend="torch", reporter=Silent)
+    train(load_config(folder / "run.yaml").config, request)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("kind", "group"), [("tq2_0", "row"), pytest.param("q2_0", 64, marks=pytest.mark.slow)])
+def test_llama_cpp_continues_as_the_model_does(finish: Any, tmp_path: Path, kind: str, group: Any) -> None:
+    run = trained(tmp_path, group)
+    original = tmp_path / "original.gguf"
+    finish.export_run(run, original, "gguf", ["type=f32"])
+    arguments = [str(run), "--original", str(original), "--type", kind, "--tokens", "8", "--repeats", "2"]
+    code = finish.main([*arguments, "--context", "256", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "o")])
+    result = json.loads((tmp_path / "o").read_text())
+    assert result["greedy"]["same"]["blocks"] == 20
+    assert code == 0
+    assert {row["llama.cpp"] for row in result["greedy"]["prompts"]} != {""}
+    assert result["files"]["student"]["bytes"] < result["files"]["original"]["bytes"] / 2
+    assert all(facts["decode"] > 0 for facts in result["files"].values())
+    assert result["types"][kind.upper()] == 2 * 7 + 1
+
+
+def test_blocks_are_rounded_as_llama_cpp_rounds_them(finish: Any) -> None:
+    """Its C, number by number: ``quantize_row_q8_K_ref`` and ``quantize_row_q8_0`` of ggml."""
+    x = torch.randn(3, 512) * 3
+    x[1, :256] = 0
+    for rounding, size in ((finish.rounded_q8_k, 256), (finish.rounded_q8_0, 32)):
+        found = rounding(x)
+        for row, column in ((r, c) for r in range(3) for c in range(0, 512, size)):
+            block = x[row, column : column + size].numpy()
+            top = block[abs(block).argmax()]
+            if top == 0:
+                assert not found[row, column : column + size].any()
+                continue
+            if size == 256:
+                inverse = np.float32(-127) / top
+                wanted = np.minimum(127, np.rint(block * inverse)) * (np.float32(1) / inverse)
+            else:
+                scale = abs(top) / np.float32(127)
+                wanted = np.rint(block * (np.float32(1) / scale)) * np.float32(np.float16(scale))
+            np.testing.assert_allclose(found[row, column : column + size].numpy(), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_where_two_texts_part(finish: Any) -> None:
+    assert finish.parting([1, 2, 3], [4, 2, 3]) == 0
+    assert finish.parting([1, 2, 3], [1, 4, 3]) == 1
+    assert finish.parting([1, 2], [1, 2, 3]) == 2
