@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource
 from arb_ternary.ternary.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext, default_evaluation_shape
@@ -49,6 +50,15 @@ class RunReport:
     def failed_checks(self) -> tuple[str, ...]:
         """Names of the checks that did not pass, and fail the run."""
         return tuple(name for name, result in self.checks if not result.passed and result.fails_run)
+
+    def raise_failed_checks(self) -> None:
+        """ArbError, with what each says, if a check that fails the run did not pass."""
+        if self.failed_checks:
+            failed = [(name, result) for name, result in self.checks if not result.passed and result.fails_run]
+            raise ArbError(
+                f"{self.directory}: failed checks: {', '.join(self.failed_checks)}",
+                "\n".join(f"{name}: {result.summary}" for name, result in failed),
+            )
 
     def rows(self) -> list[tuple[str, str]]:
         """The numbers, as rows of text."""

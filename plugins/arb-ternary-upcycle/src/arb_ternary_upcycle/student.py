@@ -11,7 +11,7 @@ from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 
-__all__ = ["check_student", "student_of"]
+__all__ = ["check_options", "check_student", "student_of"]
 
 
 def student_of(model: nn.Module) -> Decoder:
@@ -28,12 +28,16 @@ def student_of(model: nn.Module) -> Decoder:
 
 
 def check_student(model: nn.Module, teacher: DecoderConfig) -> None:
+    """As :func:`check_options`, of the run's model."""
+    check_options(student_of(model).config, teacher)
+
+
+def check_options(student: DecoderConfig, teacher: DecoderConfig) -> None:
     """See that a student has the shapes and the function of a teacher; its attention may be another.
 
     Raises:
         ConfigError: options differ; each is named with what it would have to be.
     """
-    student = student_of(model).config
     wanted, found = _shape(teacher), _shape(student)
     wrong = [name for name in wanted if not _same(wanted[name], found[name])]
     if student.tied and not teacher.tied:

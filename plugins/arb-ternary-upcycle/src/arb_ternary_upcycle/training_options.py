@@ -109,6 +109,10 @@ class BlockwiseConfig(LoopOptions):
             return self.steps
         return self.convergence_max_steps
 
+    def planned_steps(self, run: RunConfig) -> int:
+        """Most steps of all blocks; see ``arb_ternary_train.protocols.PlansSteps``."""
+        return self.steps_of_block * int(run.model.options.layers)
+
     def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         yield from super().contradictions_in(run, planned)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.manifest.plan import PlannedRun
     from arb_ternary_train.report import RunReport
 
-__all__ = ["outlook_rows", "run"]
+__all__ = ["outlook_rows", "run", "show_bytes"]
 
 
 @click.command("run")
@@ -128,9 +128,9 @@ def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
         ),
         (
             "memory beside activations",
-            f"{_bytes(outlook.memory_bytes)}: model {_bytes(outlook.model_bytes)}, optimizer "
-            f"{'not known' if outlook.optimizer_bytes is None else _bytes(outlook.optimizer_bytes)}, "
-            f"float gradients {_bytes(outlook.gradient_bytes)}",
+            f"{show_bytes(outlook.memory_bytes)}: model {show_bytes(outlook.model_bytes)}, optimizer "
+            f"{'not known' if outlook.optimizer_bytes is None else show_bytes(outlook.optimizer_bytes)}, "
+            f"float gradients {show_bytes(outlook.gradient_bytes)}",
         ),
     ]
     for phase in outlook.phases:
@@ -142,7 +142,8 @@ def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
     return [*rows, *(("note", note) for note in outlook.notes)]
 
 
-def _bytes(number: int) -> str:
+def show_bytes(number: int) -> str:
+    """A number of bytes, in the largest unit of 1024 that fits."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
             return f"{number / size:.1f} {unit}"

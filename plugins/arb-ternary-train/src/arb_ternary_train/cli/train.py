@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
-from arb_ternary.cli.output import print_json, print_table
 from arb_ternary_train.openmp import wait_passively
 
 __all__ = ["train"]
@@ -56,7 +55,7 @@ def train(
     damaged is passed over by `--resume auto` and refused by `--resume PATH`.
     """
     wait_passively()
-    from arb_ternary.errors import ArbError
+    from arb_ternary_train.cli.outcome import show_outcome
     from arb_ternary_train.loading import in_only_phase, load_config
     from arb_ternary_train.runner import RunRequest
     from arb_ternary_train.runner import train as run
@@ -67,14 +66,4 @@ def train(
     if backend is None and loaded.origins["backend",].kind == "override":
         backend = loaded.config.backend  # -o is the command line too, and goes before the environment
     report = run(loaded.config, RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend))
-    if as_json:
-        print_json({"directory": report.directory, **report.to_json()})
-    else:
-        print_table(("what the model stores", "elements", "bytes"), report.audit.table())
-        click.echo()
-        print_table(("run", report.directory), report.rows())
-    if report.failed_checks:
-        summaries = [
-            f"{name}: {result.summary}" for name, result in report.checks if not result.passed and result.fails_run
-        ]
-        raise ArbError(f"{report.directory}: failed checks: {', '.join(report.failed_checks)}", "\n".join(summaries))
+    show_outcome(report, as_json=as_json)

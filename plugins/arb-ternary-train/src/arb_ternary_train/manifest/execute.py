@@ -56,10 +56,7 @@ def execute(runs: Sequence[PlannedRun], *, resume: bool, again: str) -> Iterator
         except Interrupted as error:
             raise Interrupted(error.what, f"Continue with: {again}") from error
         yield run, report
-        if report.failed_checks:
-            failed = [result.summary for _, result in report.checks if not result.passed and result.fails_run]
-            summaries = [f"{name}: {text}" for name, text in zip(report.failed_checks, failed, strict=True)]
-            raise ArbError(f"{run.directory}: failed checks: {', '.join(report.failed_checks)}", "\n".join(summaries))
+        report.raise_failed_checks()
 
 
 def is_finished(run: PlannedRun) -> bool:

@@ -36,7 +36,7 @@ class PlannedRun:
         directory: where it writes.
         config: of ``arb train``.
         previous: the run whose weights it starts from; None for the first of a target.
-        notes: what was left unread, a sentence each.
+        notes: for the person who runs it, a sentence each.
     """
 
     target: str
@@ -124,7 +124,12 @@ def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[
             earlier.append(EarlierRun(id=run.id, keys=read.keys, directory=here))
             planned.append(
                 PlannedRun(
-                    target=target.name, id=run.id, directory=here, config=config, previous=previous, notes=read.notes
+                    target=target.name,
+                    id=run.id,
+                    directory=here,
+                    config=config,
+                    previous=previous,
+                    notes=(*read.notes, *request.notes),
                 )
             )
     if faults:

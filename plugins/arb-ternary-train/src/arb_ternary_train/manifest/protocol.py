@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 __all__ = ["EarlierRun", "TargetRun"]
 
@@ -36,6 +36,7 @@ class TargetRun:
         earlier: the runs before this one, in their order.
         files: a folder for what the target's runs share, such as a tokenizer; a temporary one in a dry run.
         dry: whether this is a dry run: nothing is trained, so that only sizes matter.
+        notes: sentences for the person who runs it; the trainer adds its own.
     """
 
     steps: int | None
@@ -45,3 +46,4 @@ class TargetRun:
     earlier: tuple[EarlierRun, ...]
     files: Path
     dry: bool
+    notes: list[str] = field(factory=list)

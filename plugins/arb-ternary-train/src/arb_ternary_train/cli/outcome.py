@@ -1,0 +1,29 @@
+"""What a command prints of a finished run, and how it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from arb_ternary.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from arb_ternary_train.report import RunReport
+
+__all__ = ["show_outcome"]
+
+
+def show_outcome(report: RunReport, *, as_json: bool) -> None:
+    """Print the report of a run.
+
+    Raises:
+        ArbError: a check has failed.
+    """
+    if as_json:
+        print_json({"directory": report.directory, **report.to_json()})
+    else:
+        print_table(("what the model stores", "elements", "bytes"), report.audit.table())
+        click.echo()
+        print_table(("run", report.directory), report.rows())
+    report.raise_failed_checks()

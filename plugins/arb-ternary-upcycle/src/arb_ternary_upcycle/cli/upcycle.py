@@ -1,0 +1,143 @@
+"""``arb upcycle``: make a pretrained model ternary, without a config or manifest of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from arb_ternary.cli.options import as_json, overrides, plugin_files
+from arb_ternary_train.openmp import wait_passively
+from arb_ternary_upcycle.cli.inspect import inspect
+
+__all__ = ["run", "upcycle"]
+
+#: Where config and run are in the folder that ``--out`` names.
+CONFIG, RUN = "config.yaml", "run"
+
+
+class _RunsByDefault(click.Group):
+    """``arb upcycle MODEL`` is ``arb upcycle run MODEL``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_RunsByDefault)
+def upcycle() -> None:
+    """Make a pretrained model ternary: `arb upcycle MODEL --out DIR`."""
+
+
+upcycle.add_command(inspect)
+
+
+@upcycle.command("run")
+@click.argument("model")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the config and the run.")
+@click.option(
+    "--preset", type=click.Choice(["quick", "paper"]), default="quick", show_default=True, help="How long it trains."
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["keep", "dba"]),
+    default="keep",
+    show_default=True,
+    help="The teacher's, or decoupled attention with a smaller cache of keys and values.",
+)
+@click.option("--sem-dim", type=click.IntRange(min=1), help="Semantic features of a head, with --attention dba.")
+@click.option("--geo-dim", type=click.IntRange(min=1), help="Geometric features of a head, with --attention dba.")
+@click.option(
+    "--policy", type=click.Choice(["absmean", "ls", "gptq", "gptq_cd"]), help="How weights are rounded: gptq_cd."
+)
+@click.option("--blockwise-steps", type=click.IntRange(min=0), help="Steps of each block; 0 = leave the phase out.")
+@click.option("--steps", type=click.IntRange(min=0), help="Steps of the whole student; 0 = leave the phase out.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in a batch.")
+@click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a sample.")
+@click.option("--data", metavar="PATH", help="Text to train on; default: the built-in text.")
+@click.option("--tokenizer", metavar="PATH", help="Tokenizer of the text; default: the teacher's.")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda, cuda:N or mps.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all randomness.")
+@overrides
+@click.option("--config-only", is_flag=True, help="Write the config, and run nothing.")
+@click.option("--resume", is_flag=True, help="Continue the run in DIR, with the config that is there.")
+@plugin_files
+@as_json
+@click.pass_context
+def run(
+    ctx: click.Context, model: str, out: Path, config_only: bool, resume: bool, as_json: bool, **asked: Any
+) -> None:
+    """Write DIR/config.yaml, which makes MODEL ternary, and run it in DIR/run.
+
+    MODEL is a folder of transformers, a GGUF file, hf://org/name, or a run. A config that was written can be
+    changed and run with `arb train DIR/config.yaml --run-dir DIR/run`.
+    """
+    wait_passively()
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary_train.cli.outcome import show_outcome
+    from arb_ternary_train.directory import RunDirectory
+    from arb_ternary_train.loading import load_config
+    from arb_ternary_train.runner import RunRequest, train
+
+    config = out / CONFIG
+    if resume:
+        _nothing_else(ctx)
+        if not config.is_file():
+            raise UsageProblem(f"{config}: there is nothing to continue", f"arb upcycle {model} --out {out}")
+    else:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageProblem(
+                f"{out}: exists and is not empty",
+                f"Continue it with: arb upcycle {model} --out {out} --resume\nor choose another folder.",
+            )
+        _write_config(model, out, asked)
+        if config_only:
+            click.echo(f"{config}: written; run it with: arb train {config} --run-dir {out / RUN}")
+            return
+    loaded = load_config(config)
+    started = resume and RunDirectory(out / RUN).exists()
+    report = train(loaded.config, RunRequest(directory=out / RUN, resume="auto" if started else None))
+    show_outcome(report, as_json=as_json)
+
+
+def _nothing_else(ctx: click.Context) -> None:
+    """Options that decide a config have no effect on one that is there."""
+    from arb_ternary.errors import UsageProblem
+
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name in ("model", "out", "resume", "as_json") or not parameter.expose_value:
+            continue
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = "--" + name.replace("_", "-") if name != "overrides" else "-o"
+            raise UsageProblem(
+                f"{flag}: has no effect with --resume, which goes on with the config that is there",
+                "Leave it out, or start anew in another folder.",
+            )
+
+
+def _write_config(model: str, out: Path, asked: dict[str, Any]) -> None:
+    """Write the config, once it is known to be one."""
+    from arb_ternary.config.yaml_document import Document, dump_yaml
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary.plugins.manager import manager
+    from arb_ternary_train.config_file import apply_overrides
+    from arb_ternary_train.loading import structure_run
+    from arb_ternary_upcycle.recipe.outline import read_outline
+    from arb_ternary_upcycle.recipe.run_config import UpcycleOptions, run_config
+
+    changes = asked.pop("overrides")
+    for name in ("sem_dim", "geo_dim"):
+        if asked[name] is not None and asked["attention"] != "dba":
+            raise UsageProblem(f"--{name.replace('_', '-')}: has no effect without --attention dba")
+    outline = read_outline(model)
+    for note in outline.notes:
+        click.echo(f"note: {note}", err=True)
+    settings = run_config(outline, UpcycleOptions(**asked), out)
+    document = apply_overrides(Document(settings, source=str(out / CONFIG)), changes)
+    structure_run(document, manager().registry)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CONFIG).write_text(dump_yaml(document.data), encoding="utf-8")

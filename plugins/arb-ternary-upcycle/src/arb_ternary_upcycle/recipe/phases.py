@@ -1,0 +1,42 @@
+"""The phases of a run that upcycles: those that make the student, and those that are made of its trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["PREPARING", "ending", "preparing"]
+
+#: The phases before training, in order.
+PREPARING: Final = ("load_teacher", "fold_rotate", "surgery", "projection")
+#: Tokens of a sample of the calibration text, where the model can take as many.
+_SAMPLE: Final = 512
+
+
+def preparing(teacher: str, model: Mapping[str, Any], max_length: int, options: Mapping[str, Any]) -> list[Any]:
+    """``load_teacher``, ``fold_rotate``, for decoupled attention ``surgery``, and ``projection``.
+
+    Args:
+        teacher: what ``load_teacher`` reads.
+        model: the student's section.
+        max_length: of the student.
+        options: of each phase, by its name.
+    """
+    decoupled = model.get("attention") == "decoupled"
+    phases: list[dict[str, Any]] = [
+        {"name": "load_teacher", "teacher": teacher},
+        {"name": "fold_rotate"},
+        *(
+            [{"name": "surgery", **({"block_size": max_length} if max_length < _SAMPLE // 2 else {})}]
+            if decoupled
+            else []
+        ),
+        {"name": "projection", **({"block_size": max_length} if max_length < _SAMPLE else {})},
+    ]
+    return [{**phase, **options.get(phase["name"], {})} for phase in phases]
+
+
+def ending(benchmark: Mapping[str, Any] | None, export: Mapping[str, Any] | None) -> list[Any]:
+    """The phases ``benchmark`` and ``export``, where they have options."""
+    chosen = {"benchmark": benchmark, "export": export}
+    return [{"name": name, **options} for name, options in chosen.items() if options is not None]
