@@ -168,6 +168,13 @@ def test_runs_follow_one_another_and_a_target_begins_anew(written: Write) -> Non
     assert [run.target for run in planned(path, "two")] == ["two"]
 
 
+def test_a_run_that_is_followed_leaves_a_checkpoint(written: Write) -> None:
+    head = "version: 2\ntargets:\n  - system: {ref: system.bird}\n    config:\n      checkpoint:\n        every: 0\n"
+    assert config(written("runs: [{id: a}]", head)).checkpoint.every == 0
+    found = fault(written("runs: [{id: a}, {id: b}]", head))
+    assert "study.yaml:6: targets[0].config.checkpoint.every: must be at least 1" in found
+
+
 def test_a_target_of_a_variant(written: Write) -> None:
     head = (
         "version: 2\nvars: {n: 5}\nvariants: {quick: {n: 2}, paper: {n: 9}}\ntargets:\n  - system: {ref: system.bird}\n"

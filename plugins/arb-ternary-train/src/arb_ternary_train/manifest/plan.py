@@ -104,6 +104,7 @@ def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[
             faults += _below(("targets", t, "system"), error)
             continue
         earlier: list[EarlierRun] = []
+        shared: dict[str, Any] = {}
         for r, run in enumerate(target.runs):
             here, read = directory / target.name / run.id, keys[t, r]
             request = TargetRun(
@@ -114,14 +115,18 @@ def plan(file: ManifestFile, directory: FilePath, *, dry: bool, files: Callable[
                 earlier=tuple(earlier),
                 files=files(target.name),
                 dry=dry,
+                shared=shared,
             )
+            previous = earlier[-1].directory if earlier else None
+            earlier.append(EarlierRun(id=run.id, keys=read.keys, directory=here))
             try:
                 config = _run_config(file, (t, r), request, read, here)
             except Faulty as error:
                 faults += error.faults
                 continue
-            previous = earlier[-1].directory if earlier else None
-            earlier.append(EarlierRun(id=run.id, keys=read.keys, directory=here))
+            if config.checkpoint.every == 0 and run is not target.runs[-1]:
+                text = "must be at least 1: the run that follows starts from the checkpoint at the end of this one"
+                faults.append(Fault(("targets", t, "config", "checkpoint", "every"), text))
             planned.append(
                 PlannedRun(
                     target=target.name,

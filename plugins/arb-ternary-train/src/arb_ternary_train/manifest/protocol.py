@@ -36,6 +36,7 @@ class TargetRun:
         earlier: the runs before this one, in their order.
         files: a folder for what the target's runs share, such as a tokenizer; a temporary one in a dry run.
         dry: whether this is a dry run: nothing is trained, so that only sizes matter.
+        shared: the same mapping for all runs of a target, empty at the first: what a trainer need not find out twice.
         notes: sentences for the person who runs it; the trainer adds its own.
     """
 
@@ -46,4 +47,5 @@ class TargetRun:
     earlier: tuple[EarlierRun, ...]
     files: Path
     dry: bool
+    shared: dict[str, Any]
     notes: list[str] = field(factory=list)

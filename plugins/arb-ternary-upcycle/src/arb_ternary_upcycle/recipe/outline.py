@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,6 @@ def absolute(source: str) -> str:
     return source if "://" in source else str(Path(source).resolve())
 
 
-@lru_cache(maxsize=4)
 def read_outline(source: str) -> TeacherOutline:
     """Look at a teacher: a run directory or checkpoint, a folder of transformers, a GGUF file, or ``hf://org/name``.
 

@@ -69,6 +69,13 @@ def _source(keys: UpcycleKeys, run: TargetRun) -> str:
 
 def _outline(source: str, run: TargetRun) -> TeacherOutline | None:
     """What is known of the teacher; None in a dry run where it is not here."""
+    if "outline" not in run.shared:
+        run.shared["outline"] = _read(source, run)
+    found: TeacherOutline | None = run.shared["outline"]
+    return found
+
+
+def _read(source: str, run: TargetRun) -> TeacherOutline | None:
     try:
         return read_outline(source)
     except ArbError as error:
