@@ -107,6 +107,16 @@ def test_blocks_behind_the_one_in_training_do_not_run(tiny: Any, monkeypatch: py
     assert sorted(value for value in ran.values() if value) == [3, 3 + 2 * 3]
 
 
+def test_a_student_with_decoupled_attention_learns_that_of_its_teacher(tiny: Any) -> None:
+    shape = ("model.architecture=null", "model.activation=swiglu", "model.sub_norms=false", "model.attention=decoupled")
+    shape += ("model.sem_dim=2", "model.geo_dim=4", "model.rotary_dim=8")
+    phase = tiny.phase("blockwise", steps=3, distill_target="attention")
+    run, _ = tiny.run("run", phase, "checkpoint={every: 3, keep: 9}", *shape)
+    moved = changed(at_step(run, 3), at_step(run, 6))
+    assert {f"blocks.1.attention.{name}.votes" for name in ("query_semantic", "key_geometric", "output")} <= moved
+    assert all(name.startswith("blocks.1.attention.") for name in moved)
+
+
 def test_everything_learns_again_after_the_phase(tiny: Any) -> None:
     first = tiny.phase("blockwise", steps=2)
     second = tiny.phase("standard", steps=2, lr=0.01)

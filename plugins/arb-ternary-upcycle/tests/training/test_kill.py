@@ -51,7 +51,7 @@ for line in sys.stdin:
     print(os.waitpid(child, 0)[1], flush=True)
 """
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 
 def test_killed_in_a_block_and_in_the_global_phase(tiny: Any, files_in: Callable[..., dict[str, bytes]]) -> None:
