@@ -74,6 +74,15 @@ def test_a_second_checkpoint_at_a_step_is_newer_than_the_first(tmp_path: Path) -
     assert names(store) == ["step-00000004.2", "step-00000004.1", "step-00000004"]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_of_many_checkpoints_at_a_step_the_newest_stay(tmp_path: Path, keep: int) -> None:
+    store = CheckpointStore(tmp_path, keep=keep)
+    written = [store.save(0, {}, {"number": number}, {}) for number in range(7)]
+    assert store.paths() == written[::-1][:keep]
+    assert [read_checkpoint(path).state["number"] for path in store.paths()] == [6, 5, 4][:keep]
+    assert (tmp_path / "latest").read_text().strip() == written[-1].name
+
+
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_at_any_point_leaves_a_good_checkpoint_and_the_next_save_works(

@@ -219,11 +219,10 @@ class CheckpointStore:
         self.faults("flushed")
 
     def _unused(self, step: int) -> Path:
-        path, serial = self.root / f"step-{step:08d}", 0
-        while path.exists():
-            serial += 1
-            path = self.root / f"step-{step:08d}.{serial}"
-        return path
+        """A name behind those of the checkpoints of ``step`` that are there, of which the first may be gone."""
+        serials = [serial for each, serial in map(_order, self.paths()) if each == step]
+        name = f"step-{step:08d}"
+        return self.root / (f"{name}.{max(serials) + 1}" if serials else name)
 
     def _point_to(self, path: Path) -> None:
         temporary = self.root / f"{_TEMPORARY}latest"
