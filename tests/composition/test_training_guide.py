@@ -174,6 +174,21 @@ def test_what_is_orchestrated_names_the_plugin(tmp_path: Path, capsys: pytest.Ca
         assert "pip install arb-ternary-orchestrator" in told
 
 
+@pytest.mark.parametrize(("target", "steps", "tokens"), [("quick", 50, 512), ("paper", 500, 2048)])
+def test_the_preset_has_the_guides_steps(
+    target: str, steps: int, tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_into_the_hub(tmp_path, width=512, heads=4, kv_heads=2)
+    path = ROOT / "docs" / "examples" / "llama-dba.yaml"
+    code, (blockwise, finetune), told = dry_run(path, capsys, "--target", target)
+    assert code == 0, told
+    assert blockwise["phases"][-1]["steps"] == steps * 2
+    phases = {phase["name"]: phase for phase in finetune["phases"]}
+    assert list(phases) == ["global", "benchmark"]
+    assert phases["global"]["tokens"] == phases["global"]["steps"] * tokens
+    assert phases["global"]["steps"] == {"quick": 100, "paper": 2000}[target]
+
+
 #: For each key of the guide's complete reference another value, and which settings of the run it decides; a text is
 #: what the key is refused with. The phase of the second half is blockwise.
 STANDARD: dict[str, tuple[str, set[str] | str]] = {

@@ -115,7 +115,8 @@ def test_the_configs_of_a_page_are_valid(path: Path, tmp_path: Path) -> None:
         "from arb_ternary.cli.main import main\n"
         "from arb_ternary.plugins.manager import reset_manager\n"
         "for name in sys.argv[1:]:\n"
-        "    status = main(['config', 'validate', name])\n"
+        "    manifest = 'targets:' in open(name, encoding='utf-8').read()\n"
+        "    status = main(['config', 'validate', name, '--document', 'manifest' if manifest else 'run'])\n"
         "    assert status == 0, (name, status)\n"
         "    reset_manager()\n"
     )

@@ -26,6 +26,10 @@ class _RunsByDefault(click.Group):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command of the group; of any other name, which is a model's, that which runs."""
+        return super().get_command(ctx, cmd_name) or self.commands["run"]
+
 
 @click.group(cls=_RunsByDefault)
 def upcycle() -> None:

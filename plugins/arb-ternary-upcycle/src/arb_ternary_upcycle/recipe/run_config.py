@@ -12,7 +12,7 @@ from attrs import frozen
 from arb_ternary.config.errors import Faulty
 from arb_ternary.errors import ConfigError
 from arb_ternary_upcycle.recipe.outline import TeacherOutline
-from arb_ternary_upcycle.recipe.phases import ending, preparing
+from arb_ternary_upcycle.recipe.phases import VOTES, ending, preparing
 from arb_ternary_upcycle.recipe.student import decoupled_options, student_section
 
 __all__ = ["PRESETS", "Preset", "UpcycleOptions", "run_config"]
@@ -35,15 +35,11 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         "paper": Preset(blockwise_steps=500, steps=2000, block_size=2048, measure=("perplexity", "latency", "memory")),
     }
 )
-#: Rates of a student that knows something already: for votes half of that of training from random weights, and a
-#: smaller one for float parameters.
-_OPTIMIZER: Final[Mapping[str, Any]] = {
-    "name": "split",
-    "ternary": {"name": "scaled_votes", "lr": 0.05},
-    "float": {"name": "adamw", "weight_decay": 0.01},
-}
+#: Rates of float parameters, by blocks and of the whole.
 _BLOCKWISE_RATE: Final = 1e-4
 _GLOBAL_RATE: Final = 5e-5
+#: Tokens of a prompt, and of what follows it, in the phase ``benchmark``.
+_PROMPT, _ANSWER = 128, 32
 
 
 @frozen(kw_only=True)
@@ -102,14 +98,22 @@ def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -
         "device": options.device,
         "data": _data(outline, options, folder),
         "model": model,
-        "optimizer": dict(_OPTIMIZER),
+        "optimizer": {"name": "split", "ternary": dict(VOTES), "float": {"name": "adamw"}},
         "phases": [
             *preparing(outline.source, model, longest, {"projection": projection}),
             *training,
-            *ending({"measure": list(preset.measure)}, None),
+            *ending(_benchmark(preset, longest), None),
         ],
         "checkpoint": {"every": 50, "keep": 2},
     }
+
+
+def _benchmark(preset: Preset, longest: int) -> dict[str, Any]:
+    """Options of the phase, with a prompt and an answer that fit into a context of ``longest`` tokens."""
+    options: dict[str, Any] = {"measure": list(preset.measure)}
+    if "latency" in preset.measure and longest < _PROMPT + _ANSWER:
+        options |= {"prompt_lengths": [longest // 2], "generation_lengths": [min(_ANSWER, longest - longest // 2)]}
+    return options
 
 
 def _data(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from arb_ternary_train.manifest.protocol import TargetRun
 from arb_ternary_train.manifest.standard import loop_settings, optimizer_settings, trained_parts
 from arb_ternary_upcycle.recipe.keys import BLOCKWISE, GLOBAL, UpcycleKeys
 from arb_ternary_upcycle.recipe.outline import TeacherOutline, absolute, read_outline
-from arb_ternary_upcycle.recipe.phases import PREPARING, ending, preparing
+from arb_ternary_upcycle.recipe.phases import PREPARING, VOTES, ending, preparing
 from arb_ternary_upcycle.recipe.student import student_section
 
 __all__ = ["run_settings"]
@@ -49,7 +49,17 @@ def run_settings(keys: UpcycleKeys, run: TargetRun) -> Mapping[str, Any]:
     if "data" not in run.config:
         settings["data"] = data
     phases += ending(keys.benchmark, keys.export)
-    return {**settings, "phases": phases, **optimizer_settings(keys, run, parts)}
+    return {**settings, "phases": phases, **_with_votes(optimizer_settings(keys, run, parts))}
+
+
+def _with_votes(settings: dict[str, Any]) -> dict[str, Any]:
+    """An ``optimizer:`` of ``optimizer_settings`` with the votes of a student that knows something already."""
+    optimizer = settings.get("optimizer")
+    if optimizer == VOTES["name"]:
+        return {"optimizer": dict(VOTES)}
+    if isinstance(optimizer, dict) and optimizer["name"] == "split":
+        return {"optimizer": {**optimizer, "ternary": dict(VOTES)}}
+    return settings
 
 
 def _source(keys: UpcycleKeys, run: TargetRun) -> str:
