@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import ClassVar
 
 from attrs import frozen
 
@@ -24,6 +25,8 @@ _relative = Rule("a path inside the run directory, such as export/model.gguf", _
 @frozen(kw_only=True)
 class ExportConfig:
     """Options of the phase ``export``."""
+
+    leaves_model: ClassVar[bool] = True
 
     exporter: Choice[ExporterSpec] = option(help="format, and the options of its exporter")
     destination: str | None = option(

@@ -32,9 +32,18 @@ class ExportPhase:
 
     def __init__(self, config: ExportConfig) -> None:
         self.config = config
+        self._bytes: int | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """See ``Phase``; whatever stands at the destination is replaced, once the new one is complete."""
+        if self._bytes is None:
+            self._bytes = self._export(context)
+            context.mark_progress()
+        context.save_checkpoint()
+        return PhaseResult(steps=0, metrics={"bytes": float(self._bytes)})
+
+    def _export(self, context: TrainingContext) -> int:
+        """Write the model; the bytes of what was written."""
         choice = self.config.exporter
         exporter: Exporter = require_protocol(choice.build(), Exporter, choice)
         destination = destination_of(self.config, context.directory)
@@ -45,16 +54,15 @@ class ExportPhase:
         size = sum(file.stat().st_size for file in (destination, *destination.rglob("*")) if file.is_file())
         context.record("export", {"exporter": choice.name, "bytes": size})
         context.note(f"{destination}: {choice.name}, step {context.step}, {size:,} bytes")
-        context.mark_progress()
-        context.save_checkpoint()
-        return PhaseResult(steps=0, metrics={"bytes": float(size)})
+        return size
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: an export is made whole or anew."""
-        return {}
+        """How much was written, once it is: until then an export is made anew."""
+        return {"bytes": self._bytes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`."""
+        self._bytes = state["bytes"]
 
 
 def build(config: ExportConfig) -> ExportPhase:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import os
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.context import TrainingContext
+from arb_ternary_train.export import SafetensorsExporter
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -23,6 +27,7 @@ from arb_ternary_upcycle.benchmark.measurements import Measurements
 from arb_ternary_upcycle.float_model import float_config
 from arb_ternary_upcycle.report import writing
 from arb_ternary_upcycle.stages import FloatModelWriter
+from arb_ternary_upcycle.verification import fidelity, kv_cache
 
 CONFIG = """
 name: measured
@@ -195,6 +200,60 @@ def test_a_killed_benchmark_measures_what_is_missing(
     states = [sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1] for name in ("cut", "whole")]
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         assert (states[0] / name).read_bytes() == (states[1] / name).read_bytes()
+
+
+AFTER = """  - {{name: verify, checks: [
+      {{name: fidelity, label: first, teacher: {folder}/teacher, max_ppl_ratio: 1e9, batches: 1}},
+      {{name: kvcache, teacher: {folder}/teacher, min_reduction_ratio: 1}}]}}
+  - {{name: export, exporter: safetensors}}
+checks:"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kill_nine_in_each_of_the_phases(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "draw_figures", lambda contents: {})
+    made = config(more=("checks:", AFTER.format(folder=tmp_path)), sizes=("[8, 4]", "[4]"))
+
+    def killed(place: Any, name: str, call: int) -> int:
+        """The status of a process that runs until the ``call``-th call of ``place.name``, and is killed there."""
+        child = os.fork()
+        if child == 0:
+            calls, real = [], getattr(place, name)
+
+            def dying(*arguments: Any, **options: Any) -> Any:
+                calls.append(1)
+                if len(calls) == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+
+            setattr(place, name, dying)
+            try:
+                run(made, tmp_path / "cut", resume="auto")
+            finally:
+                os._exit(1)
+        return os.waitpid(child, 0)[1]
+
+    run(made, tmp_path / "whole")
+    points = [(phases, "measure_memory", 2), (phases, "write_report", 1), (fidelity, "conclude", 1)]
+    points += [(kv_cache, "conclude", 1), (SafetensorsExporter, "export", 1), (TrainingContext, "record", 1)]
+    for place, name, call in points:
+        assert killed(place, name, call) == signal.SIGKILL, name
+    run(made, tmp_path / "cut", resume="auto")
+
+    def left(name: str) -> dict[str, bytes]:
+        folder = tmp_path / name
+        newest = (folder / "checkpoints/latest").read_text().strip()
+        patterns = ("metrics.jsonl", "verify/*.json", "export/*", f"checkpoints/{newest}/*", "report/perplexity.*")
+        return {
+            str(file.relative_to(folder)).replace(newest, "newest"): file.read_bytes()
+            for pattern in patterns
+            for file in folder.glob(pattern)
+        }
+
+    whole, cut = left("whole"), left("cut")
+    assert len(whole) >= 9
+    assert whole == cut
 
 
 def test_measurements_of_anything_else_do_not_count(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
@@ -35,6 +35,8 @@ _some = Rule(
 @frozen(kw_only=True)
 class BenchmarkConfig:
     """Options of the phase ``benchmark``. Sizes of samples that are ``null`` are those of the run's evaluations."""
+
+    leaves_model: ClassVar[bool] = True
 
     measure: tuple[Measure, ...] = option(
         ("perplexity", "latency", "memory"),

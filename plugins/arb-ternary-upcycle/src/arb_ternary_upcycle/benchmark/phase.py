@@ -39,9 +39,19 @@ class BenchmarkPhase:
 
     def __init__(self, config: BenchmarkConfig) -> None:
         self.config = config
+        self._metrics: dict[str, float] | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
         """Measure what has not been measured of this model; see ``Phase``."""
+        if self._metrics is None:
+            self._metrics = self._measure(context)
+            context.record("benchmark", self._metrics)
+            context.mark_progress()
+        context.save_checkpoint()
+        return PhaseResult(steps=0, metrics=self._metrics)
+
+    def _measure(self, context: TrainingContext) -> dict[str, float]:
+        """Measure, and write the report; the numbers that do not depend on the machine."""
         config = self.config
         pair = open_pair(context, config.teacher)
         options = to_plain(config)
@@ -67,10 +77,7 @@ class BenchmarkPhase:
             self._measure_passes(context, pair, measured, missing)
         write_report(context.directory)
         context.note(f"{context.directory / 'report' / 'report.html'}: the report")
-        context.record("benchmark", metrics)
-        context.mark_progress()
-        context.save_checkpoint()
-        return PhaseResult(steps=0, metrics=metrics)
+        return metrics
 
     def _missing(self, measured: Measurements) -> list[tuple[str, tuple[int, int, int]]]:
         wanted = [(kind, size) for kind in ("memory", "latency") if kind in self.config.measure for size in self._sizes]
@@ -112,11 +119,12 @@ class BenchmarkPhase:
         reporter.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what has been measured is on disk."""
-        return {}
+        """The numbers, once all are measured; what has been measured until then is on disk."""
+        return {"metrics": self._metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`."""
+        self._metrics = state["metrics"]
 
 
 def _key(kind: str, size: tuple[int, int, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
@@ -165,6 +165,8 @@ class KvCacheConfig(_CheckConfig):
 @frozen(kw_only=True)
 class VerifyConfig:
     """Options of the phase ``verify``."""
+
+    leaves_model: ClassVar[bool] = True
 
     checks: tuple[Choice[CheckSpec], ...] = option(
         help="checks in the order in which they are made, as in the run's own checks"
