@@ -12,7 +12,8 @@ from attrs import evolve
 
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_upcycle.verification.config import FidelityConfig, KvCacheConfig
+from arb_ternary_upcycle.verification.compare import CompareCheck
+from arb_ternary_upcycle.verification.config import CompareConfig, FidelityConfig, KvCacheConfig, Limits
 from arb_ternary_upcycle.verification.fidelity import FidelityCheck
 from arb_ternary_upcycle.verification.kv_cache import KvCacheCheck
 
@@ -104,6 +105,18 @@ def test_cache_bytes_follow_from_the_sizes(run: Run, report: Any, small: Decoder
     assert result.passed
     assert report(context, "kvcache")["passed"]
     assert not KvCacheCheck(KvCacheConfig(min_reduction_ratio=float(np.nextafter(2.0, 3.0)))).check(context).passed
+
+
+def test_decoupled_attention_keeps_fewer_features_of_keys(run: Run, small: DecoderConfig) -> None:
+    """Of each of 2 key heads in 2 layers 2 + 4 features of the key and 8 of the value; the teacher has 8 and 8."""
+    options = {"attention": "decoupled", "sem_dim": 2, "geo_dim": 4, "rotary_dim": 8, "architecture": None}
+    decoupled = Decoder(evolve(small, **options, activation="swiglu", sub_norms=False), 256)
+    result = KvCacheCheck(KvCacheConfig(min_reduction_ratio=8 / 7)).check(run(decoupled))
+    assert result.metrics["student_bytes_per_token"] == 2 * 2 * (2 + 4 + 8) * 4.0
+    assert result.metrics["reduction_ratio"] == 8 / 7
+    assert result.passed
+    compared = CompareCheck(CompareConfig(attention=Limits(max_max_l1=1e9))).check(run(decoupled))
+    assert compared.metrics["attention_max_l1"] > 0
 
 
 def test_the_same_model_has_a_ratio_of_1(run: Run, teacher: Decoder) -> None:
