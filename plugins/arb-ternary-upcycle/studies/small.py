@@ -3,10 +3,11 @@
     python plugins/arb-ternary-upcycle/studies/small.py --work DIR --out RESULT.json
 
 The teacher, a Llama of a million parameters, is trained on the built-in text but for its last twentieth. The student
-has its shapes; every weight of it is ternary. It is upcycled by projection, blockwise and global, and trained from
-scratch on as many tokens as blockwise and global take together. Rates are chosen with seed 0 on the last twentieth of
-the training text, which the teacher has not seen, with a part of the steps; losses are those on the validation text.
-Runs that are in ``--work`` already are not repeated, and one that was stopped goes on.
+has its shapes; every weight in its blocks is ternary, embedding and head stay float. It is upcycled by projection,
+blockwise and global, and trained from scratch on as many tokens as blockwise and global take together. Rates are
+chosen with seed 0 on the last twentieth of the training text, which the teacher has not seen, with a part of the steps;
+losses are those on the validation text. Runs that are in ``--work`` already are not repeated, and one that was stopped
+goes on.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ SHAPE: Final[Mapping[str, Any]] = {
     "max_length": BLOCK,
 }  # fmt: skip
 TEACHER: Final = {**SHAPE, "float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"}
-STUDENT: Final = {**SHAPE, "group_size": "row", "scale_rule": "frozen", "embedding_scale_rule": "frozen"}
+STUDENT: Final = {**SHAPE, "group_size": "row", "scale_rule": "frozen", "float_parts": ["embedding", "head"]}
+#: Of AdamW, for the student's embedding and head.
+FLOAT_RATE: Final = 0.002
 #: Rates of votes that are tried, and the share of the steps that a trial takes.
 RATES: Final[Mapping[str, Sequence[float]]] = {
-    "blockwise": (0.005, 0.02, 0.08), "global": (0.01, 0.03, 0.1), "scratch": (0.1, 0.2),
+    "blockwise": (0.005, 0.02), "global": (0.02, 0.05), "scratch": (0.1, 0.2),
 }  # fmt: skip
 TRIAL: Final = 0.4
 #: Batches of validation text: 32,768 predictions, spread evenly.
@@ -133,13 +136,17 @@ class Study:
         losses: dict[str, dict[float, float]] = {name: {} for name in RATES}
         trial: dict[str, Any] = {"share": TRIAL, "tuning": True}
         for rate in RATES["blockwise"]:
-            losses["blockwise"][rate] = loss_of(self.blockwise("tuning", start, rate, **trial))
+            losses["blockwise"][rate] = self.loss(self.blockwise("tuning", start, rate, **trial))
         start = self.blockwise("tuning", start, best(losses["blockwise"]), **trial)
         for rate in RATES["global"]:
-            losses["global"][rate] = loss_of(self.whole("tuning", start, rate, **trial))
+            losses["global"][rate] = self.loss(self.whole("tuning", start, rate, **trial))
         for rate in RATES["scratch"]:
-            losses["scratch"][rate] = loss_of(self.scratch("tuning", rate, **trial))
+            losses["scratch"][rate] = self.loss(self.scratch("tuning", rate, **trial))
         return losses
+
+    def loss(self, run: Path) -> float:
+        """Loss on the text of tuning."""
+        return compared(run, self.teacher(), tuning=True)["loss"]
 
     def measure(self, run: Path) -> dict[str, float]:
         """Loss, perplexity, divergence from the teacher and agreement with it on validation text."""
@@ -155,13 +162,15 @@ def training(name: str, steps: int, **options: Any) -> dict[str, Any]:
     """A phase that trains."""
     return {
         "name": name, "steps": steps, "batch_size": BATCH, "block_size": BLOCK, "lr_schedule": "cosine",
-        "warmup_steps": steps // 20, "eval_every": steps, "eval_batches": 1, "log_every": 50, **options,
+        "warmup_steps": steps // 20, "eval_every": 0, "eval_batches": 8, "log_every": 50, **options,
     }  # fmt: skip
 
 
 def votes(rate: float) -> dict[str, Any]:
-    """The optimizer of a pure student."""
-    return {"name": "scaled_votes", "lr": rate}
+    """The optimizer of a student."""
+    return {
+        "name": "split", "ternary": {"name": "scaled_votes", "lr": rate}, "float": {"name": "adamw", "lr": FLOAT_RATE},
+    }  # fmt: skip
 
 
 def best(losses: Mapping[float, float]) -> float:
@@ -169,16 +178,11 @@ def best(losses: Mapping[float, float]) -> float:
     return min(losses, key=lambda rate: losses[rate])
 
 
-def loss_of(run: Path) -> float:
-    """The held-out loss at the end of a run."""
-    return float(json.loads((run / "result.json").read_text(encoding="utf-8"))["validation_loss"])
-
-
 @torch.no_grad()
-def compared(run: Path, teacher: Path) -> dict[str, float]:
-    """A run's model on the validation text, beside the teacher."""
+def compared(run: Path, teacher: Path, *, tuning: bool = False) -> dict[str, float]:
+    """A run's model on the validation text, or that of tuning, beside the teacher."""
     mine, its = load_run(run), load_run(teacher)
-    source = load_config(mine.directory.config_file, ["data.tuning=false"]).config.data.build()
+    source = load_config(mine.directory.config_file, [f"data.tuning={str(tuning).lower()}"]).config.data.build()
     sums = torch.zeros(4, dtype=torch.float64)
     for batch in source.held_out(BATCH, BLOCK, MEASURED):
         inputs, targets = batch.data[:, :-1], batch.data[:, 1:].flatten()
@@ -212,8 +216,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--teacher-steps", type=int, default=1000)
-    parser.add_argument("--blockwise-steps", type=int, default=80, help="of each block")
-    parser.add_argument("--global-steps", type=int, default=200)
+    parser.add_argument("--blockwise-steps", type=int, default=40, help="of each block")
+    parser.add_argument("--global-steps", type=int, default=250)
     arguments = parser.parse_args()
     steps = {name: getattr(arguments, f"{name}_steps") for name in ("teacher", "blockwise", "global")}
     study = Study(arguments.work, steps)
