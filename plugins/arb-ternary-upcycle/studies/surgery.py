@@ -206,14 +206,14 @@ def block_of(
     """The tensors of one block of a variant."""
     groups, planes, count = config.key_heads, config.value_features // 2, variant.geo // 2
     rules: dict[str, Callable[[], Tensor]] = {
-        "errors": lambda: choose_planes(plane_errors(statistics.moments), count),
+        "errors": lambda: choose_planes(plane_errors(statistics.moments, groups), count),
         "norms": lambda: choose_planes(statistics.norms, count),
         "high": lambda: torch.arange(count).repeat(groups, 1),
         "low": lambda: torch.arange(planes - count, planes).repeat(groups, 1),
         "uniform": lambda: torch.arange(0, planes, planes // count).repeat(groups, 1),
     }
     kept = rules[variant.planes]()
-    constants = torch.ones(groups, planes, dtype=torch.complex128)
+    constants = torch.ones(config.heads, planes, dtype=torch.complex128)
     if variant.constants == "fitted":
         constants = fit_constants(statistics.moments, kept, ridge)
     root = torch.eye(config.width, dtype=torch.float64) if variant.features == "plain" else statistics.root

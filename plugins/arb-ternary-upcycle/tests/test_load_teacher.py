@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights
+from arb_ternary_train.export import export_run
 from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
@@ -67,6 +68,20 @@ def test_a_ternary_run_with_powers_of_two_around_it_is_a_teacher(
     stage.write_ends(teacher.ends())
     with torch.no_grad():
         assert torch.allclose(stage.finish().decoder()(TOKENS), teacher.model(TOKENS), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "options"), [("gguf", ["type=f32"]), ("safetensors", [])])
+def test_whatever_an_importer_reads_is_a_teacher(
+    tmp_path: Path, float_run: Path, name: str, options: list[str]
+) -> None:
+    if name == "gguf":
+        pytest.importorskip("arb_ternary_gguf")
+    file = tmp_path / f"teacher.{name}"
+    export_run(float_run, file, name, options)
+    teacher, model = read_teacher(str(file), "float32"), load_run(float_run).model
+    with torch.no_grad():
+        assert torch.allclose(teacher.model(TOKENS), model(TOKENS), atol=1e-5)
+    assert teacher.tokenizer == {"kind": "bytes"}
 
 
 def test_bfloat16_rounds_each_weight_once(tmp_path: Path, run_config: Callable[..., Any], llama: Path) -> None:

@@ -31,7 +31,7 @@ class Split:
 
     Attributes:
         kept: planes of each key head that stay turned, int64 ``[G, K]``.
-        constants: what the other planes are multiplied by, complex ``[G, P]``.
+        constants: what the other planes of each query head are multiplied by, complex ``[H, P]``.
         root: ``E[x x^T]^1/2`` of what queries and keys read, float64 ``[E, E]``.
     """
 
@@ -59,13 +59,14 @@ def split_block(
     shared, head_dim = teacher.heads // teacher.key_heads, queries.shape[1]
     parts: dict[str, list[Tensor]] = {name: [] for name in _PARTS}
     planes = torch.arange(head_dim // 2)
-    for group, (kept_K, constants_P) in enumerate(zip(split.kept, split.constants, strict=True)):
-        own = queries[group * shared : (group + 1) * shared]
+    for group, kept_K in enumerate(split.kept):
+        heads = slice(group * shared, (group + 1) * shared)
+        own, constants_mP = queries[heads], split.constants[heads]
         dropped = planes[~torch.isin(planes, kept_K)]
         turned, still = _features(kept_K, head_dim), _features(dropped, head_dim)
         parts["query_geometric"].append(own[:, turned].flatten(0, 1))
         parts["key_geometric"].append(keys[group][turned])
-        multiplied = _times(own[:, still], constants_P[dropped])
+        multiplied = _times(own[:, still], constants_mP[:, dropped])
         query_mrE, key_rE = factorise(multiplied, keys[group][still], split.root, sem_dim)
         more = sem_dim - key_rE.shape[0]
         spare = torch.nn.functional.pad(free[:more].double(), (0, key_rE.shape[1] - free.shape[1]))
@@ -121,8 +122,8 @@ def _features(planes_K: Tensor, head_dim: int) -> Tensor:
     return torch.cat((planes_K, planes_K + head_dim // 2))
 
 
-def _times(rows_mFE: Tensor, constants_K: Tensor) -> Tensor:
+def _times(rows_mFE: Tensor, constants_mK: Tensor) -> Tensor:
     """Queries times complex constants, so that their products with keys are ``Re(C z)``."""
     real, imaginary = rows_mFE.chunk(2, dim=1)
-    a, b = constants_K.real[:, None], constants_K.imag[:, None]
+    a, b = constants_mK.real[..., None], constants_mK.imag[..., None]
     return torch.cat((a * real - b * imaginary, a * imaginary + b * real), dim=1)

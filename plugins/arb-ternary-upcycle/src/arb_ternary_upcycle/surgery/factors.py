@@ -34,19 +34,20 @@ def second_moment_root(inputs_MD: Tensor) -> Tensor:
 
 
 def factorise(query_mFD: Tensor, key_FD: Tensor, root_DD: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Queries ``[m, r, D]`` and keys ``[r, D]``, float64, with ``r = min(rank, F)``.
+    """Queries ``[m, r, D]`` and keys ``[r, D]``, float64; as they were where ``rank`` is no less than ``F``.
 
     Rows are balanced: row ``j`` of the keys and of all queries together has the same whitened norm. A row that
     contributes nothing is 0 on both sides.
     """
-    query_mFD, key_FD, root_DD = query_mFD.double(), key_FD.double(), root_DD.double()
+    query_mFD, key_FD = query_mFD.double(), key_FD.double()
+    if rank >= len(key_FD):
+        return query_mFD, key_FD
     _, of_query_FF = torch.linalg.qr((root_DD @ query_mFD.mT).flatten(0, 1))
     _, of_key_FF = torch.linalg.qr(root_DD @ key_FD.T)
     _, values_F, right_FF = torch.linalg.svd(of_query_FF @ of_key_FF.T)
-    rank = min(rank, len(values_F))
     right_rF, values_r = right_FF[:rank], values_F[:rank]
-    useful = values_r > _NEGLIGIBLE * values_F[0] if len(values_F) else values_r > 0
-    balance_r1 = torch.where(useful, values_r, torch.ones_like(values_r)).sqrt()[:, None]
+    useful = values_r > _NEGLIGIBLE * values_F[:1]
+    balance_r1 = torch.where(useful, values_r, 1.0).sqrt()[:, None]
     # The right singular vectors are Q_2 V: as a map of inputs V^T R_2^-T K, and V^T R_2 A on the other side.
     keys_rD = balance_r1 * (right_rF @ torch.linalg.pinv(of_key_FF, rtol=_NEGLIGIBLE).T @ key_FD)
     queries_mrD = (right_rF @ of_key_FF @ query_mFD) / balance_r1

@@ -24,9 +24,9 @@ _ROWS = 64
 
 
 def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> Tensor:
-    """Second moments ``[G, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every plane.
+    """Second moments ``[H, 3 P, 3 P]``, float64, of ``(Re z, -Im z, Re(z e^{i theta d}))`` of every plane.
 
-    Summed over samples, rows (64 of a sample at most), pairs and the query heads of a key head.
+    Summed over samples, rows (64 of a sample at most) and pairs.
 
     Args:
         query_NSE: queries before the rotary embedding, all heads of a position in a row.
@@ -52,24 +52,33 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
         whole = torch.ones(length, length, dtype=torch.bool, device=query_NSE.device)
         seen_SS = whole.tril() if is_causal else whole
     rows_R = torch.arange(-(-length // _ROWS) - 1, length, -(-length // _ROWS), device=query_NSE.device)
-    moments = torch.zeros(config.key_heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device)
+    moments = torch.zeros(config.heads, 3 * planes, 3 * planes, dtype=torch.float64, device=query_NSE.device)
     shared = config.heads // config.key_heads
     for query_SE, key_SE in zip(query_NSE, key_NSE, strict=True):
         query_HSP, key_GSP = _complex(query_SE, config.heads), _complex(key_SE, config.key_heads)
         for head in range(config.heads):
-            moments[head // shared] += _moments_of(
+            moments[head] += _moments_of(
                 query_HSP[head], key_GSP[head // shared], turn_SP, seen_SS, rows_R, scale=(2 * planes) ** -0.5
             )
     return moments
 
 
-def plane_errors(moments_GFF: Tensor) -> Tensor:
-    """What it costs each plane, alone, not to be turned at all (``C = 1``): ``[G, P]``."""
-    planes = moments_GFF.shape[-1] // 3
-    still = torch.arange(planes, device=moments_GFF.device)
-    turned = still + 2 * planes
-    cross = moments_GFF[:, still, turned]
-    return moments_GFF[:, still, still] - 2 * cross + moments_GFF[:, turned, turned]
+def plane_errors(moments_HFF: Tensor, key_heads: int) -> Tensor:
+    """What it costs each plane, alone, not to be turned: ``[G, P]``.
+
+    The weighted squared error that is left with the best constant of each query head, summed over those of a key head.
+    """
+    planes = moments_HFF.shape[-1] // 3
+    real = torch.arange(planes, device=moments_HFF.device)
+    pair_P2 = torch.stack((real, real + planes), dim=1)
+    system_HP22 = moments_HFF[:, pair_P2[:, :, None], pair_P2[:, None, :]]
+    goal_HP2 = moments_HFF[:, pair_P2, (real + 2 * planes)[:, None]]
+    total_HP = moments_HFF[:, real + 2 * planes, real + 2 * planes]
+    # A plane without any moment has nothing to lose.
+    small_HP11 = system_HP22.diagonal(dim1=-2, dim2=-1).sum(dim=-1)[..., None, None] * 1e-9 + 1e-300
+    solved_HP2 = torch.linalg.solve(system_HP22 + small_HP11 * torch.eye(2).to(system_HP22), goal_HP2)
+    left_HP: Tensor = total_HP - (solved_HP2 * goal_HP2).sum(dim=-1)
+    return left_HP.view(key_heads, -1, planes).sum(dim=1)
 
 
 def choose_planes(errors_GP: Tensor, count: int) -> Tensor:
@@ -77,16 +86,16 @@ def choose_planes(errors_GP: Tensor, count: int) -> Tensor:
     return errors_GP.topk(count, dim=-1).indices.sort(dim=-1).values
 
 
-def fit_constants(moments_GFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
-    """Constants ``C`` of all planes: complex128 ``[G, P]``; 1 where a plane is kept.
+def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
+    """Constants ``C`` of all planes of each query head: complex128 ``[H, P]``; 1 where a plane is kept.
 
     Those of the dropped planes together have the smallest weighted squared error in the scores, plus ``ridge`` times
     the mean of the features' moments times ``|C - 1|^2``.
     """
-    planes = moments_GFF.shape[-1] // 3
-    found = torch.ones(len(moments_GFF), planes, dtype=torch.complex128, device=moments_GFF.device)
-    for moments_FF, kept_K, row in zip(moments_GFF, kept_GK, found, strict=True):
-        dropped = torch.tensor([p for p in range(planes) if p not in kept_K.tolist()], dtype=torch.int64)
+    planes, shared = moments_HFF.shape[-1] // 3, len(moments_HFF) // len(kept_GK)
+    found = torch.ones(len(moments_HFF), planes, dtype=torch.complex128, device=moments_HFF.device)
+    for head, moments_FF in enumerate(moments_HFF):
+        dropped = torch.tensor([p for p in range(planes) if p not in kept_GK[head // shared].tolist()]).long()
         if not len(dropped):
             continue
         features, targets = torch.cat((dropped, dropped + planes)), dropped + 2 * planes
@@ -95,7 +104,7 @@ def fit_constants(moments_GFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
         weight = ridge * system.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
         ones = torch.cat((torch.ones(len(dropped)), torch.zeros(len(dropped)))).to(system)
         solved = torch.linalg.solve(system + weight * torch.eye(len(features)).to(system), goal + weight * ones)
-        row[dropped] = torch.complex(*solved.chunk(2))
+        found[head, dropped] = torch.complex(*solved.chunk(2))
     return found
 
 

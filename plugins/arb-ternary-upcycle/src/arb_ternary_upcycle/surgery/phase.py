@@ -208,12 +208,12 @@ def fitted_split(
     """How a block is best divided, by what its queries and keys give for these residual streams."""
     normed_NSD = attention_inputs(streams, tensors, source)
     query_NSE, key_NSE = (_projected(normed_NSD, tensors, name) for name in ("query", "key"))
-    moments_GFF = pair_moments(query_NSE, key_NSE, source).cpu()
-    kept_GK = choose_planes(plane_errors(moments_GFF), (target.geo_dim or 0) // 2)
+    moments_HFF = pair_moments(query_NSE, key_NSE, source).cpu()
+    kept_GK = choose_planes(plane_errors(moments_HFF, source.key_heads), (target.geo_dim or 0) // 2)
     inputs_MD = normed_NSD.flatten(0, 1)
     if source.query_key_value_bias:
         inputs_MD = F.pad(inputs_MD, (0, 1), value=1.0)
-    return Split(kept_GK, fit_constants(moments_GFF, kept_GK, ridge), second_moment_root(inputs_MD).cpu())
+    return Split(kept_GK, fit_constants(moments_HFF, kept_GK, ridge), second_moment_root(inputs_MD).cpu())
 
 
 def _projected(normed_NSD: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
