@@ -151,7 +151,7 @@ def arb_register_trainers() -> Sequence[TrainerSpec]:
         TrainerSpec(
             name="standard",
             target="arb_ternary_train.manifest.standard:run_settings",
-            config="arb_ternary_train.manifest.keys:TrainKeys",
+            config="arb_ternary_train.manifest.keys:StandardKeys",
             summary="end-to-end training or fine-tuning",
         ),
     )

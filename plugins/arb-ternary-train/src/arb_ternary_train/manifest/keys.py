@@ -12,16 +12,15 @@ from arb_ternary_train.config import is_device
 from arb_ternary_train.options import AmpName, DtypeName
 from arb_ternary_train.schedules import ScheduleName
 
-__all__ = ["TrainKeys"]
+__all__ = ["StandardKeys", "TrainKeys"]
 
 _decay = [ge(0.0), lt(1.0)]
 
 
 @frozen(kw_only=True)
 class TrainKeys:
-    """Keys of ``train:``. A trainer's own class adds keys, and says which phases it has."""
+    """Keys of ``train:`` that every trainer has; its own class adds ``phase``, and what else it needs."""
 
-    phase: Literal["standard"] = option("standard", "what the run does")
     batch_size: int = option(32, "samples in a micro-batch", validator=positive)
     block_size: int = option(512, "predictions in a sample, in tokens", validator=positive)
     lr: float = option(3e-4, "peak learning rate of float parameters", validator=positive)
@@ -50,3 +49,10 @@ class TrainKeys:
     )
     num_workers: int = option(0, "threads that read batches ahead; 0 = none", validator=non_negative)
     pin_memory: bool = option(False, "page-locked memory for batches on their way to an accelerator")
+
+
+@frozen(kw_only=True)
+class StandardKeys(TrainKeys):
+    """Keys of ``train:`` of ``trainer.standard``."""
+
+    phase: Literal["standard"] = option("standard", "what the run does")

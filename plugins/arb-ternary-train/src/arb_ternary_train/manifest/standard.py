@@ -14,7 +14,7 @@ from arb_ternary.config.structure import structure_with_faults
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import TrainedPart, load_target
-from arb_ternary_train.manifest.keys import TrainKeys
+from arb_ternary_train.manifest.keys import StandardKeys, TrainKeys
 from arb_ternary_train.manifest.protocol import TargetRun
 
 __all__ = ["loop_settings", "optimizer_settings", "run_settings", "trained_parts"]
@@ -43,7 +43,7 @@ _SYSTEM: Final = "language_model"
 _DATA: Final = "shakespeare"
 
 
-def run_settings(keys: TrainKeys, run: TargetRun) -> Mapping[str, Any]:
+def run_settings(keys: StandardKeys, run: TargetRun) -> Mapping[str, Any]:
     """The target of ``trainer.standard``."""
     model = default_model() if run.model is None else run.model
     parts = trained_parts(model)

@@ -72,7 +72,7 @@ upcycle.add_command(inspect)
 @as_json
 @click.pass_context
 def run(
-    ctx: click.Context, model: str, out: Path, config_only: bool, resume: bool, as_json: bool, **asked: Any
+    ctx: click.Context, /, model: str, out: Path, config_only: bool, resume: bool, as_json: bool, **asked: Any
 ) -> None:
     """Write DIR/config.yaml, which makes MODEL ternary, and run it in DIR/run.
 
