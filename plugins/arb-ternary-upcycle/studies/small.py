@@ -128,7 +128,7 @@ class Study:
     @property
     def student_steps(self) -> int:
         """Steps of blockwise and global together."""
-        return self.steps["blockwise"] * SHAPE["layers"] + self.steps["global"]
+        return self.steps["blockwise"] * int(SHAPE["layers"]) + self.steps["global"]
 
     def tuned(self) -> dict[str, dict[float, float]]:
         """Loss on the last twentieth of the training text by rate, for each kind of training."""

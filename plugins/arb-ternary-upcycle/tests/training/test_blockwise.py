@@ -58,14 +58,14 @@ def batch_of(tiny: Any, number: int, size: int = 2) -> Batch:
 
 def update_of_attention(model: Decoder, block: int, x: Tensor) -> Tensor:
     positions = make_positions(model.config, x, start=0, total=x.shape[1], window=None)
-    update: Tensor = model.blocks[block].attention(x, positions)  # type: ignore[union-attr,operator]
+    update: Tensor = model.blocks[block].attention(x, positions)  # type: ignore[operator]
     return update
 
 
 @pytest.mark.parametrize(("target", "part"), [("residual", ""), ("attention", "attention.")])
 def test_only_the_block_in_training_changes_and_its_loss_is_the_distance(tiny: Any, target: str, part: str) -> None:
     run, _ = tiny.run("run", tiny.phase("blockwise", steps=4, distill_target=target), "checkpoint={every: 1, keep: 9}")
-    model = build_parts(tiny.config()).model
+    model: Any = build_parts(tiny.config()).model
     states = [dict(model.state_dict()), *(at_step(run, step) for step in range(1, 9))]
     for step in range(1, 9):
         block = (step - 1) // 4
@@ -108,7 +108,12 @@ def test_blocks_behind_the_one_in_training_do_not_run(tiny: Any, monkeypatch: py
 
 
 def test_a_student_with_decoupled_attention_learns_that_of_its_teacher(tiny: Any) -> None:
-    shape = ("model.architecture=null", "model.activation=swiglu", "model.sub_norms=false", "model.attention=decoupled")
+    shape: tuple[str, ...] = (
+        "model.architecture=null",
+        "model.activation=swiglu",
+        "model.sub_norms=false",
+        "model.attention=decoupled",
+    )
     shape += ("model.sem_dim=2", "model.geo_dim=4", "model.rotary_dim=8")
     phase = tiny.phase("blockwise", steps=3, distill_target="attention")
     run, _ = tiny.run("run", phase, "checkpoint={every: 3, keep: 9}", *shape)
