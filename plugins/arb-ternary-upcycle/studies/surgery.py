@@ -1,12 +1,13 @@
 """Decoupled attention out of a real teacher's, nothing trained: this plugin's surgery beside other rules.
 
-Every variant is measured on the same held-out samples of the built-in text. Blocks are read one at a time, statistics
-are taken from the teacher's stream, and each variant carries its own stream to the next block::
+Every variant is measured on the same held-out samples of the built-in text. What the teacher's stream says of each
+block is kept in a folder, and variants that RESULT has already are not measured again: it can be made in pieces::
 
-    OMP_NUM_THREADS=1 python plugins/arb-ternary-upcycle/studies/surgery.py MODEL.gguf --out RESULT.json
+    python plugins/arb-ternary-upcycle/studies/surgery.py MODEL.gguf --work FOLDER --out RESULT.json
+    ... --only "geo 32" "MHA2MLA"
 
 Rules for the planes that stay turned: those that turn fastest (``high``), slowest (``low``), evenly spaced
-(``uniform``), of the largest products of norms (``norms``): Ji et al., MHA2MLA, 2025; ``errors``: this plugin's. Planes
+(``uniform``), of the largest products of norms (``norms``): Ji et al., MHA2MLA, 2025; ``joint``: this plugin's. Planes
 that are dropped are not turned (``C = 1``) or get this plugin's constants (``fitted``). Fewer features: this plugin's
 joint and whitened SVD; ``plain``, the joint SVD in the norm of the weights; ``independent``, one SVD of each head's
 queries and one of its keys.
@@ -17,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import without_preset
 from arb_ternary_upcycle.surgery.blocks import Split, split_block
 from arb_ternary_upcycle.surgery.factors import second_moment_root
-from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments, plane_errors
+from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments
 from arb_ternary_upcycle.surgery.phase import attention_inputs
 from arb_ternary_upcycle.teacher import read_teacher
 
@@ -49,7 +48,7 @@ class Variant:
 
     geo: int
     sem: int
-    planes: str = "errors"
+    planes: str = "joint"
     constants: str = "fitted"
     features: str = "whitened"
 
@@ -63,8 +62,8 @@ VARIANTS = {
     "8 of 32 planes, MHA2MLA low": Variant(16, 48, "low", "one"),
     "8 of 32 planes, MHA2MLA uniform": Variant(16, 48, "uniform", "one"),
     "8 of 32 planes, MHA2MLA norms": Variant(16, 48, "norms", "one"),
-    "8 of 32 planes, errors, C = 1": Variant(16, 48, "errors", "one"),
-    "8 of 32 planes, errors, fitted": Variant(16, 48),
+    "8 of 32 planes, joint, C = 1": Variant(16, 48, constants="one"),
+    "8 of 32 planes, joint, fitted": Variant(16, 48),
     "geo 16 + sem 32, joint SVD of weights": Variant(16, 32, features="plain"),
     "geo 16 + sem 32, independent SVDs": Variant(16, 32, features="independent"),
 }
@@ -87,36 +86,45 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--ridge", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the teacher and what is known of its blocks"
+    )
     parser.add_argument("--only", nargs="*", help="variants whose names contain one of these texts")
-    parser.add_argument("--out", type=Path, help="JSON file for the result")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the result")
     arguments = parser.parse_args()
-    names = [name for name in VARIANTS if not arguments.only or any(text in name for text in arguments.only)]
-    with tempfile.TemporaryDirectory() as folder:
-        teacher, source = stored(arguments.teacher, Path(folder))
-        options = {"tokens": arguments.calibration_tokens, "block_size": arguments.block_size, "seed": arguments.seed}
-        calibration = calibration_tokens(source, **options)
-        held_out = held_out_tokens(source, tokens=arguments.held_out_tokens, block_size=arguments.block_size)
-        started = time.monotonic()
-        losses = measure(teacher, {name: VARIANTS[name] for name in names}, calibration, held_out, arguments.ridge)
-    before = losses.pop("teacher")
-    result = {
+    teacher, source = stored(arguments.teacher, arguments.work)
+    options = {"tokens": arguments.calibration_tokens, "block_size": arguments.block_size, "seed": arguments.seed}
+    calibration = calibration_tokens(source, **options)
+    held_out = held_out_tokens(source, tokens=arguments.held_out_tokens, block_size=arguments.block_size)
+    settings = {
         "teacher": Path(arguments.teacher).name,
         "calibration_tokens": calibration.numel(),
         "held_out_tokens": held_out[:, 1:].numel(),
         "block_size": arguments.block_size,
+        "ridge": arguments.ridge,
         "seed": arguments.seed,
         "machine": machine_facts(),
-        "seconds": round(time.monotonic() - started),
-        "teacher_nll": round(before, 4),
-        "variants": {
-            name: {"nll": round(loss, 4), "perplexity_ratio": round(math.exp(loss - before), 4)}
-            for name, loss in losses.items()
-        },
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n")
+    losses: dict[str, float] = {}
+    if arguments.out.exists():
+        earlier = json.loads(arguments.out.read_text())
+        if {name: earlier.get(name) for name in settings} != settings:
+            raise SystemExit(f"{arguments.out}: made with other settings; name another file")
+        losses = {"teacher": earlier["teacher_nll"]} | {name: v["nll"] for name, v in earlier["variants"].items()}
+    know(teacher, calibration, arguments.work)
+    wanted = [name for name in VARIANTS if not arguments.only or any(text in name for text in arguments.only)]
+    for name in ("teacher", *wanted):
+        if name not in losses:
+            losses[name] = measure(teacher, VARIANTS.get(name), held_out, arguments.ridge, arguments.work)
+            before = losses["teacher"]
+            variants = {
+                each: {"nll": losses[each], "perplexity_ratio": round(math.exp(losses[each] - before), 4)}
+                for each in VARIANTS
+                if each in losses
+            }
+            text = json.dumps({**settings, "teacher_nll": before, "variants": variants}, indent=1)
+            arguments.out.write_text(text + "\n")
+            print(name, losses[name], flush=True)
 
 
 class Source:
@@ -128,43 +136,58 @@ class Source:
 
 def stored(name: str, folder: Path) -> tuple[FloatModel, Source]:
     """The teacher on disk, and the text."""
-    teacher = read_teacher(name, "float32")
-    writer = FloatModelWriter(folder / "teacher", teacher.config, teacher.model.vocabulary_size, teacher.tokenizer)
-    for number, tensors in teacher.blocks():
-        writer.write_block(number, tensors)
-    writer.write_ends(teacher.ends())
-    (folder / "tokenizer.json").write_text(json.dumps(teacher.tokenizer))
-    return writer.finish(), Source(folder / "tokenizer.json")
+    if not (folder / "teacher" / "model.json").exists():
+        teacher = read_teacher(name, "float32")
+        writer = FloatModelWriter(folder / "teacher", teacher.config, teacher.model.vocabulary_size, teacher.tokenizer)
+        for number, tensors in teacher.blocks():
+            writer.write_block(number, tensors)
+        writer.write_ends(teacher.ends())
+        (folder / "tokenizer.json").write_text(json.dumps(teacher.tokenizer))
+        writer.finish()
+    return FloatModel.open(folder / "teacher"), Source(folder / "tokenizer.json")
 
 
 @torch.no_grad()
-def measure(
-    teacher: FloatModel, variants: Mapping[str, Variant], calibration: Tensor, held_out: Tensor, ridge: float
-) -> dict[str, float]:
-    """Loss of the teacher and of each variant, nats a token."""
-    config = teacher.config
-    streams = {name: [teacher.embed(sample[None, :-1]) for sample in held_out] for name in ("teacher", *variants)}
-    seen = [teacher.embed(sample[None]) for sample in calibration]
-    for number in range(config.layers):
-        tensors = teacher.weights(f"blocks.{number}.")
-        statistics = statistics_of(seen, tensors, config)
+def know(teacher: FloatModel, calibration: Tensor, folder: Path) -> None:
+    """What the teacher's stream says of each block, in files; those that are there stay."""
+    files = [folder / f"statistics-{number:05d}.pt" for number in range(teacher.config.layers)]
+    if all(file.exists() for file in files):
+        return
+    streams = [teacher.embed(sample[None]) for sample in calibration]
+    for number, file in enumerate(files):
+        if not file.exists():
+            found = statistics_of(streams, teacher.weights(f"blocks.{number}."), teacher.config)
+            temporary = file.with_suffix(".writing")
+            torch.save([found.moments, found.norms, found.root], temporary)
+            temporary.replace(file)
         block = teacher.block(number)
-        seen = [teacher.through(block, x) for x in seen]
-        streams["teacher"] = [teacher.through(block, x) for x in streams["teacher"]]
-        for name, variant in variants.items():
-            target = evolve(
-                without_preset(config),
-                attention="decoupled",
-                sem_dim=variant.sem,
-                geo_dim=variant.geo,
-                rotary_dim=config.value_features,
-            )
-            changed = Block(target).eval()
-            made = block_of(variant, tensors, config, target, statistics, ridge)
-            changed.load_state_dict({key: made[key.removesuffix(".weight")] for key in changed.state_dict()})
-            streams[name] = [run(target, changed, x) for x in streams[name]]
-        print(f"block {number + 1} of {config.layers}", flush=True)
-    return {name: loss_of(teacher, each, held_out) for name, each in streams.items()}
+        streams = [teacher.through(block, x) for x in streams]
+    print("statistics are there", flush=True)
+
+
+@torch.no_grad()
+def measure(teacher: FloatModel, variant: Variant | None, held_out: Tensor, ridge: float, folder: Path) -> float:
+    """Loss of a variant, None being the teacher itself, nats a token."""
+    config = teacher.config
+    streams = [teacher.embed(sample[None, :-1]) for sample in held_out]
+    for number in range(config.layers):
+        if variant is None:
+            block = teacher.block(number)
+            streams = [teacher.through(block, x) for x in streams]
+            continue
+        target = evolve(
+            without_preset(config),
+            attention="decoupled",
+            sem_dim=variant.sem,
+            geo_dim=variant.geo,
+            rotary_dim=config.value_features,
+        )
+        changed = Block(target).eval()
+        statistics = Statistics(*torch.load(folder / f"statistics-{number:05d}.pt", weights_only=True))
+        made = block_of(variant, teacher.weights(f"blocks.{number}."), config, target, statistics, ridge)
+        changed.load_state_dict({key: made[key.removesuffix(".weight")] for key in changed.state_dict()})
+        streams = [run(target, changed, x) for x in streams]
+    return loss_of(teacher, streams, held_out)
 
 
 def run(config: DecoderConfig, block: Block, x_1SD: Tensor) -> Tensor:
@@ -206,8 +229,8 @@ def block_of(
     """The tensors of one block of a variant."""
     groups, planes, count = config.key_heads, config.value_features // 2, variant.geo // 2
     rules: dict[str, Callable[[], Tensor]] = {
-        "errors": lambda: choose_planes(plane_errors(statistics.moments, groups), count),
-        "norms": lambda: choose_planes(statistics.norms, count),
+        "joint": lambda: choose_planes(statistics.moments, groups, count, ridge),
+        "norms": lambda: statistics.norms.topk(count, dim=-1).indices.sort(dim=-1).values,
         "high": lambda: torch.arange(count).repeat(groups, 1),
         "low": lambda: torch.arange(planes - count, planes).repeat(groups, 1),
         "uniform": lambda: torch.arange(0, planes, planes // count).repeat(groups, 1),

@@ -23,7 +23,7 @@ from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.stages import FloatModel
 from arb_ternary_upcycle.surgery.blocks import Split, split_block
 from arb_ternary_upcycle.surgery.factors import factorise, second_moment_root
-from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments, plane_errors
+from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments
 from arb_ternary_upcycle.surgery.phase import decoupled_config
 
 TOKENS = torch.arange(80).view(2, 40) * 37 % 256
@@ -198,37 +198,40 @@ def test_moments_are_sums_over_pairs(pairs: Any) -> None:
     assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_planes_that_cost_most_are_kept_and_constants_are_least_squares(pairs: Any) -> None:
+def best_constants(rows: Any, head: int, dropped: Any) -> tuple[Any, float]:
+    """Least squares, by numpy, of what the dropped planes give: constants, and the error with the pull towards 1."""
+    features = np.concatenate([np.sqrt(weight)[:, None] * f for each, weight, f in rows if each == head])
+    system, count = features[:, [*dropped, *(p + 4 for p in dropped)]], len(dropped)
+    strength = math.sqrt(1e-3 * np.mean((system**2).sum(0)))
+    towards = strength * np.array([1.0] * count + [0.0] * count)
+    goal = np.concatenate([features[:, [8 + p for p in dropped]].sum(1), towards])
+    whole = np.concatenate([system, strength * np.eye(2 * count)])
+    solved, *_ = np.linalg.lstsq(whole, goal, rcond=None)
+    return solved[:count] + 1j * solved[count:], float(((whole @ solved - goal) ** 2).sum())
+
+
+def test_planes_are_dropped_where_least_is_lost_and_constants_are_least_squares(pairs: Any) -> None:
     config, query, key, rows = pairs
     moments = pair_moments(query, key, config)
-    kept_GK = choose_planes(plane_errors(moments, 2), 2)
-    cost = np.zeros((2, 4))
-    for head in range(4):
-        own = [(np.sqrt(weight)[:, None] * features) for each, weight, features in rows if each == head]
-        features = np.concatenate(own)
-        for p in range(4):
-            _, (left,), *_ = np.linalg.lstsq(features[:, [p, p + 4]], features[:, 8 + p], rcond=None)
-            cost[head // 2, p] += left
-        kept = kept_GK[head // 2].tolist()
-        dropped = [p for p in range(4) if p not in kept]
-        system = features[:, [*dropped, *(p + 4 for p in dropped)]]
-        strength = 1e-3 * np.mean((system**2).sum(0))
-        ridge = np.sqrt(strength) * np.eye(4)
-        goal = np.concatenate(
-            [features[:, [8 + p for p in dropped]].sum(1), np.sqrt(strength) * np.array([1, 1, 0, 0])]
-        )
-        solved, *_ = np.linalg.lstsq(np.concatenate([system, ridge]), goal, rcond=None)
-        found = fit_constants(moments, kept_GK, 1e-3)[head]
-        assert np.allclose(found[dropped].numpy(), solved[:2] + 1j * solved[2:], rtol=1e-3, atol=1e-4)
-        assert found[kept].tolist() == [1, 1]
-    assert np.allclose(plane_errors(moments, 2).numpy(), cost, rtol=1e-3)
-    assert kept_GK.tolist() == [sorted(np.argsort(each)[-2:].tolist()) for each in cost]
+    kept_GK = choose_planes(moments, 2, 2, 1e-3)
+    for group in range(2):
+        dropped: list[int] = []
+        for _ in range(2):
+            left = [p for p in range(4) if p not in dropped]
+            costs = [sum(best_constants(rows, 2 * group + m, [*dropped, p])[1] for m in range(2)) for p in left]
+            dropped.append(left[int(np.argmin(costs))])
+        assert kept_GK[group].tolist() == [p for p in range(4) if p not in dropped]
+        for head in (2 * group, 2 * group + 1):
+            found = fit_constants(moments, kept_GK, 1e-3)[head]
+            expected, _ = best_constants(rows, head, sorted(dropped))
+            assert np.allclose(found[sorted(dropped)].numpy(), expected, rtol=1e-3, atol=1e-4)
+            assert found[kept_GK[group]].tolist() == [1, 1]
 
 
 def test_a_strong_ridge_leaves_constants_at_one(pairs: Any) -> None:
     config, query, key, _ = pairs
     moments = pair_moments(query, key, config)
-    found = fit_constants(moments, choose_planes(plane_errors(moments, 2), 1), 1e9)
+    found = fit_constants(moments, choose_planes(moments, 2, 1, 1e9), 1e9)
     assert torch.allclose(found, torch.ones_like(found), atol=1e-6)
 
 

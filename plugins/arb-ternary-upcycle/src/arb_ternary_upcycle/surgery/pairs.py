@@ -17,7 +17,7 @@ from arb_ternary_text.models.attention import visibility
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.rotary import rotary_angles
 
-__all__ = ["choose_planes", "fit_constants", "pair_moments", "plane_errors"]
+__all__ = ["choose_planes", "fit_constants", "pair_moments"]
 
 #: Rows of a sample whose pairs are looked at, at most, evenly spread.
 _ROWS = 64
@@ -63,27 +63,25 @@ def pair_moments(query_NSE: Tensor, key_NSE: Tensor, config: DecoderConfig) -> T
     return moments
 
 
-def plane_errors(moments_HFF: Tensor, key_heads: int) -> Tensor:
-    """What it costs each plane, alone, not to be turned: ``[G, P]``.
+def choose_planes(moments_HFF: Tensor, key_heads: int, count: int, ridge: float) -> Tensor:
+    """The planes of each key head that stay turned: int64 ``[G, count]``, ascending.
 
-    The weighted squared error that is left with the best constant of each query head, summed over those of a key head.
+    One after another that plane is dropped with which the dropped ones together, each with its best constant, leave the
+    smallest error, summed over the query heads of the key head.
     """
     planes = moments_HFF.shape[-1] // 3
-    real = torch.arange(planes, device=moments_HFF.device)
-    pair_P2 = torch.stack((real, real + planes), dim=1)
-    system_HP22 = moments_HFF[:, pair_P2[:, :, None], pair_P2[:, None, :]]
-    goal_HP2 = moments_HFF[:, pair_P2, (real + 2 * planes)[:, None]]
-    total_HP = moments_HFF[:, real + 2 * planes, real + 2 * planes]
-    # A plane without any moment has nothing to lose.
-    small_HP11 = system_HP22.diagonal(dim1=-2, dim2=-1).sum(dim=-1)[..., None, None] * 1e-9 + 1e-300
-    solved_HP2 = torch.linalg.solve(system_HP22 + small_HP11 * torch.eye(2).to(system_HP22), goal_HP2)
-    left_HP: Tensor = total_HP - (solved_HP2 * goal_HP2).sum(dim=-1)
-    return left_HP.view(key_heads, -1, planes).sum(dim=1)
-
-
-def choose_planes(errors_GP: Tensor, count: int) -> Tensor:
-    """The ``count`` planes of each key head that cost most when not turned: int64 ``[G, count]``, ascending."""
-    return errors_GP.topk(count, dim=-1).indices.sort(dim=-1).values
+    chosen = []
+    for moments_mFF in moments_HFF.view(key_heads, -1, *moments_HFF.shape[1:]):
+        dropped = torch.empty(0, dtype=torch.int64, device=moments_HFF.device)
+        kept = torch.arange(planes, device=moments_HFF.device)
+        while len(kept) > count:
+            tried_KD = torch.cat((dropped.expand(len(kept), -1), kept[:, None]), dim=1)
+            _, errors_mK = _constants(moments_mFF, tried_KD, ridge)
+            worst = int(errors_mK.sum(dim=0).argmin())
+            dropped = tried_KD[worst]
+            kept = torch.cat((kept[:worst], kept[worst + 1 :]))
+        chosen.append(kept)
+    return torch.stack(chosen)
 
 
 def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
@@ -95,17 +93,34 @@ def fit_constants(moments_HFF: Tensor, kept_GK: Tensor, ridge: float) -> Tensor:
     planes, shared = moments_HFF.shape[-1] // 3, len(moments_HFF) // len(kept_GK)
     found = torch.ones(len(moments_HFF), planes, dtype=torch.complex128, device=moments_HFF.device)
     for head, moments_FF in enumerate(moments_HFF):
-        dropped = torch.tensor([p for p in range(planes) if p not in kept_GK[head // shared].tolist()]).long()
-        if not len(dropped):
-            continue
-        features, targets = torch.cat((dropped, dropped + planes)), dropped + 2 * planes
-        system = moments_FF[features][:, features]
-        goal = moments_FF[features][:, targets].sum(dim=1)
-        weight = ridge * system.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-        ones = torch.cat((torch.ones(len(dropped)), torch.zeros(len(dropped)))).to(system)
-        solved = torch.linalg.solve(system + weight * torch.eye(len(features)).to(system), goal + weight * ones)
-        found[head, dropped] = torch.complex(*solved.chunk(2))
+        every = torch.arange(planes, device=moments_HFF.device)
+        dropped_D = every[~torch.isin(every, kept_GK[head // shared])]
+        if len(dropped_D):
+            constants, _ = _constants(moments_FF[None], dropped_D[None], ridge)
+            found[head, dropped_D] = torch.complex(*constants[0, 0].chunk(2))
     return found
+
+
+def _constants(moments_mFF: Tensor, dropped_KD: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Real and imaginary parts of the best constants, ``[m, K, 2 D]``, and the error that they leave, ``[m, K]``.
+
+    Of ``K`` sets of ``D`` dropped planes. With ``d = c - (1, 0)`` what is made small is ``|F d - r|^2 + ridge |d|^2``,
+    ``r`` being the error at ``C = 1``.
+    """
+    planes, size = moments_mFF.shape[-1] // 3, dropped_KD.shape[1]
+    index_K3D = torch.cat((dropped_KD, dropped_KD + planes, dropped_KD + 2 * planes), dim=1)
+    all_mKFF = moments_mFF[:, index_K3D[:, :, None], index_K3D[:, None, :]]
+    system = all_mKFF[..., : 2 * size, : 2 * size]
+    # The error at C = 1 is the sum of the turned parts less that of the real parts.
+    sign = torch.zeros(3 * size, dtype=torch.float64, device=moments_mFF.device)
+    sign[:size], sign[2 * size :] = -1, 1
+    with_error = all_mKFF @ sign
+    goal = with_error[..., : 2 * size]
+    mean = system.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    identity = torch.eye(2 * size, dtype=torch.float64, device=moments_mFF.device)
+    moved: Tensor = torch.linalg.solve(system + (ridge * mean)[..., None, None] * identity, goal)
+    start = torch.cat((torch.ones(size), torch.zeros(size))).to(moved)
+    return moved + start, with_error @ sign - (moved * goal).sum(dim=-1)
 
 
 def _complex(x_SE: Tensor, heads: int) -> Tensor:

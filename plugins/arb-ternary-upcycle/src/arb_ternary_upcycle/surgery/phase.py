@@ -29,7 +29,7 @@ from arb_ternary_upcycle.stages import find_stage, stage_folder
 from arb_ternary_upcycle.student import check_student, student_of
 from arb_ternary_upcycle.surgery.blocks import Split, copied, drawn_parts, split_block
 from arb_ternary_upcycle.surgery.factors import second_moment_root
-from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments, plane_errors
+from arb_ternary_upcycle.surgery.pairs import choose_planes, fit_constants, pair_moments
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -209,7 +209,7 @@ def fitted_split(
     normed_NSD = attention_inputs(streams, tensors, source)
     query_NSE, key_NSE = (_projected(normed_NSD, tensors, name) for name in ("query", "key"))
     moments_HFF = pair_moments(query_NSE, key_NSE, source).cpu()
-    kept_GK = choose_planes(plane_errors(moments_HFF, source.key_heads), (target.geo_dim or 0) // 2)
+    kept_GK = choose_planes(moments_HFF, source.key_heads, (target.geo_dim or 0) // 2, ridge)
     inputs_MD = normed_NSD.flatten(0, 1)
     if source.query_key_value_bias:
         inputs_MD = F.pad(inputs_MD, (0, 1), value=1.0)
