@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +31,10 @@ from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.rms_norm import rms_norm
 from arb_ternary_train.safetensors_file import SafetensorsFile
+from arb_ternary_upcycle.stage_options import FloatDtype
 
 __all__ = ["DTYPES", "FloatDtype", "FloatModel", "block_file", "block_outline", "ends_outline", "float_config"]
 
-FloatDtype = Literal["float32", "bfloat16"]
 DTYPES: Final[Mapping[FloatDtype, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 FORMAT: Final = "arb-ternary-float-model"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from attrs import frozen
-from attrs.validators import instance_of
 from torch import Tensor
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import option
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
+from arb_ternary_upcycle.stage_options import FoldRotateConfig
 from arb_ternary_upcycle.stage_phase import StagePhase
 from arb_ternary_upcycle.stages import find_stage, stage_folder
 from arb_ternary_upcycle.student import check_student
@@ -24,36 +21,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 __all__ = ["FoldRotateConfig", "FoldRotatePhase", "build"]
-
-
-@frozen(kw_only=True)
-class FoldRotateConfig:
-    """Options of the phase ``fold_rotate``."""
-
-    leaves_model: ClassVar[bool] = True
-
-    fold: bool = option(True, "gains of norms go into the linears behind them", validator=instance_of(bool))
-    rotate: bool = option(True, "the residual stream turns by a random orthogonal matrix", validator=instance_of(bool))
-    rotate_values: bool = option(True, "so does each value head", validator=instance_of(bool))
-    seed: int | None = option(None, "chooses the rotations; null = the run's seed")
-
-    def __attrs_post_init__(self) -> None:
-        if self.rotate and not self.fold:
-            raise ValueError("'rotate' needs 'fold': a gain in a norm does not commute with a rotation")
-        if not (self.fold or self.rotate_values):
-            raise ValueError(
-                "'fold' and 'rotate_values' are both false, and nothing is left to do; leave the phase out"
-            )
-
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        del planned
-        if self.fold and getattr(run.model.options, "tied", False):
-            yield "fold", "gives the head weights of its own, and the model has 'tie_embeddings'; set that to false"
-        if self.rotate_values and not self.fold and getattr(run.model.options, "has_sub_norms", False):
-            yield "rotate_values", "needs 'fold', for the gain of a sub-norm stands between values and output"
-        if not (self.rotate or self.rotate_values):
-            yield from without_effect(self, "nothing is rotated", "seed")
 
 
 class FoldRotatePhase(StagePhase):

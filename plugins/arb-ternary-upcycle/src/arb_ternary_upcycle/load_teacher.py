@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-from attrs.validators import optional
 from torch import Tensor
 
-from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary_text.data.tokenizers import Tokenizer, from_json
 from arb_ternary_train.directory import write_json
 from arb_ternary_train.protocols import Attachments, Baselines
 from arb_ternary_upcycle.calibration import held_out_tokens
-from arb_ternary_upcycle.float_model import FloatDtype, FloatModel
+from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.probe import probe_loss
+from arb_ternary_upcycle.stage_options import LoadTeacherConfig
 from arb_ternary_upcycle.stage_phase import StagePhase
 from arb_ternary_upcycle.stages import stage_folder
 from arb_ternary_upcycle.student import check_student, student_of
@@ -34,25 +32,6 @@ __all__ = ["LoadTeacherConfig", "LoadTeacherPhase", "build"]
 _LONGEST = 256
 #: Ids by whose text two tokenizers are compared.
 _COMPARED = 2048
-
-
-@frozen(kw_only=True)
-class LoadTeacherConfig:
-    """Options of the phase ``load_teacher``."""
-
-    leaves_model: ClassVar[bool] = True
-
-    teacher: str = option(help="a run directory or checkpoint, a folder of transformers, a GGUF file, or hf://org/name")
-    dtype: FloatDtype = option("float32", "what its weights are kept in, on disk: float32 or bfloat16")
-    max_nll: float | None = option(
-        None,
-        "highest loss on held-out text, nats a token; null = what the frequencies of its tokens give",
-        validator=optional(positive),
-    )
-    max_perplexity: float | None = option(
-        None, "highest perplexity on held-out text; null = no limit beside max_nll", validator=optional(positive)
-    )
-    probe_tokens: int = option(2048, "held-out tokens of that test; 0 = no test", validator=non_negative)
 
 
 class LoadTeacherPhase(StagePhase):

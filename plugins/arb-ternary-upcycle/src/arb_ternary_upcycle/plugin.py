@@ -23,19 +23,19 @@ def arb_register_phases() -> Sequence[PhaseSpec]:
         PhaseSpec(
             name="load_teacher",
             target="arb_ternary_upcycle.load_teacher:build",
-            config="arb_ternary_upcycle.load_teacher:LoadTeacherConfig",
+            config="arb_ternary_upcycle.stage_options:LoadTeacherConfig",
             summary="reads a pretrained model into the run's stages, and sees that it is of use",
         ),
         PhaseSpec(
             name="fold_rotate",
             target="arb_ternary_upcycle.fold_rotate:build",
-            config="arb_ternary_upcycle.fold_rotate:FoldRotateConfig",
+            config="arb_ternary_upcycle.stage_options:FoldRotateConfig",
             summary="the teacher in a basis that rounds better: gains folded, residual stream and values rotated",
         ),
         PhaseSpec(
             name="surgery",
             target="arb_ternary_upcycle.surgery.phase:build",
-            config="arb_ternary_upcycle.surgery.phase:SurgeryConfig",
+            config="arb_ternary_upcycle.stage_options:SurgeryConfig",
             summary="the teacher with decoupled attention: a smaller cache of keys, what it learned kept",
         ),
         PhaseSpec(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
-from attrs.validators import in_
+from attrs import evolve
 from torch import Tensor
 
-from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import non_negative, option, positive
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoupled_attention import spread_planes
@@ -24,6 +21,7 @@ from arb_ternary_upcycle.float_model import FloatModel, block_outline
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import without_preset
 from arb_ternary_upcycle.probe import probe_loss
+from arb_ternary_upcycle.stage_options import SurgeryConfig
 from arb_ternary_upcycle.stage_phase import StagePhase
 from arb_ternary_upcycle.stages import find_stage, stage_folder
 from arb_ternary_upcycle.student import check_student, student_of
@@ -35,57 +33,6 @@ if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
 
 __all__ = ["SurgeryConfig", "SurgeryPhase", "attention_inputs", "build", "decoupled_config", "fitted_split"]
-
-Policy = Literal["svd", "random", "fresh"]
-
-
-@frozen(kw_only=True)
-class SurgeryConfig:
-    """Options of the phase ``surgery``."""
-
-    leaves_model: ClassVar[bool] = True
-
-    policy: Policy = option(
-        "svd",
-        "queries and keys: svd = the teacher's in fewer features, random = drawn, fresh = drawn, values and output too",
-        validator=in_(("svd", "random", "fresh")),
-    )
-    calibration_tokens: int = option(4096, "training tokens that planes and bases are chosen by", validator=positive)
-    block_size: int = option(256, "tokens of a sample of them", validator=positive)
-    ridge: float = option(
-        1e-3, "pull of the constants of dropped planes towards 1, as a share of the pairs' moments", validator=positive
-    )
-    seed: int | None = option(None, "chooses samples and what is drawn; null = the run's seed")
-    probe_tokens: int = option(
-        2048, "held-out tokens on which the loss is compared with the teacher's; 0 = none", validator=non_negative
-    )
-
-    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
-        """See ``arb_ternary.optim.protocol.Planned``."""
-        del planned
-        model = run.model.options
-        if not isinstance(model, DecoderConfig):
-            return
-        if model.attention != "decoupled":
-            yield "", "'surgery' makes decoupled attention; set 'attention': decoupled in the model, or leave it out"
-            return
-        if self.policy != "svd":
-            reason = f"'policy': {self.policy} looks at no text"
-            yield from without_effect(self, reason, "calibration_tokens", "block_size", "ridge")
-            return
-        head_dim = model.value_features
-        if (model.geo_dim or 0) > head_dim:
-            yield (
-                "",
-                f"'geo_dim' is {model.geo_dim}, and a head has {head_dim} features to keep; use {head_dim} or less",
-            )
-        if model.rotary_features != head_dim:
-            text = f"'rotary_dim' must be that of the teacher's heads, {head_dim}, for its frequencies to stay"
-            yield "", f"{text}; it is {model.rotary_features}"
-        if model.tie_query_key:
-            yield "policy", "svd finds other keys than queries, and the model has 'tie_query_key'; use random or fresh"
-        if self.block_size > model.max_length:
-            yield "block_size", f"{self.block_size} exceeds the context of the model: max_length is {model.max_length}"
 
 
 class SurgeryPhase(StagePhase):
