@@ -1,0 +1,84 @@
+"""What a report gathers from the files of a run and of the runs that it started from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.errors import ArbError
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_upcycle.report.contents import gather
+from arb_ternary_upcycle.report.writing import refresh_report, write_report
+
+
+def make(path: Path, records: Sequence[Mapping[str, Any]], init_from: Path | None = None) -> Path:
+    record = {
+        "name": path.name,
+        "data": {"name": "text", "fingerprint": None},
+        "vocabulary_size": 256,
+        "versions": {"arb-ternary-core": "0.1", "torch": "2"},
+        "init_from": None if init_from is None else str(init_from),
+    }
+    RunDirectory(path).create("name: x\n", record, {})
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in records))
+    return path
+
+
+def step(number: int, phase: str, loss: Any, event: str = "train") -> dict[str, Any]:
+    return {"event": event, "step": number, "phase": phase, "loss": loss}
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    block = {"event": "block", "block": 0, "steps": 2, "l1_first": 2.0, "l1": 1.0, "reason": "converged"}
+    run = make(tmp_path / "first", [step(1, "blockwise", 2.0), step(2, "blockwise", "nan"), block])
+    (run / "stages").mkdir()
+    linears = [{"name": "blocks.0.attention.query", "calibration": 0.1, "held_out": 0.2, "rounding": 0.3, "zeros": 0.4}]
+    report = {"medians": {"held_out_error": 0.2}, "linears": linears}
+    (run / "stages" / "projection.json").write_text(json.dumps(report))
+    return run
+
+
+def test_a_run_has_the_stages_and_curves_of_those_before_it(first: Path, tmp_path: Path) -> None:
+    records = [step(1, "global", 3.0), step(1, "global", 2.5, "validation"), step(2, "global", 2.0)]
+    second = make(tmp_path / "second", [*records, step(2, "", 9.0, "validation")], first)
+    contents = gather(second)
+    assert [curve.title for curve in contents.curves] == ["first: blockwise", "second: global"]
+    assert contents.curves[0].training == [(1, 2.0)]  # a loss that is no number is no point
+    assert (contents.curves[1].training, contents.curves[1].validation) == ([(1, 3.0), (2, 2.0)], [(1, 2.5)])
+    projection, blocks = contents.table("projection"), contents.table("blockwise")
+    assert projection is not None
+    assert projection.to_json()[0]["held_out"] == 0.2
+    assert blocks is not None
+    assert blocks.to_json()[0]["reason"] == "converged"
+    assert contents.projection == {"held_out_error": 0.2}
+    assert contents.to_json()["projection_medians"] == {"held_out_error": 0.2}
+    # Alone, a run's phases need no name of a run.
+    assert [curve.title for curve in gather(first).curves] == ["blockwise"]
+
+
+def test_a_report_is_made_anew_only_where_there_is_one(first: Path) -> None:
+    refresh_report(first)
+    assert not (first / "report").exists()
+    (first / "report").mkdir()
+    (first / "report" / "measurements.json").write_text('{"origin": {"step": 2}, "parts": {}}')
+    refresh_report(first)
+    assert "2 steps" in (first / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("file", ["report/measurements.json", "verify/compare.json", "stages/projection.json"])
+def test_a_damaged_file_is_named(first: Path, file: str) -> None:
+    (first / file).parent.mkdir(exist_ok=True)
+    (first / file).write_text("{")
+    with pytest.raises(ArbError, match=f"{Path(file).name}: cannot be read"):
+        gather(first)
+
+
+def test_a_report_that_cannot_be_written_says_so(first: Path) -> None:
+    (first / "report").write_text("in the way")
+    with pytest.raises(ArbError, match="the report cannot be written"):
+        write_report(first)
