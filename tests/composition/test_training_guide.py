@@ -178,7 +178,7 @@ def test_what_is_orchestrated_names_the_plugin(tmp_path: Path, capsys: pytest.Ca
 def test_the_preset_has_the_guides_steps(
     target: str, steps: int, tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_into_the_hub(tmp_path, width=512, heads=4, kv_heads=2)
+    put_into_the_hub(tmp_path)
     path = ROOT / "docs" / "examples" / "llama-dba.yaml"
     code, (blockwise, finetune), told = dry_run(path, capsys, "--target", target)
     assert code == 0, told
@@ -271,6 +271,7 @@ def test_the_guides_small_transformer_trains(capsys: pytest.CaptureFixture[str])
     assert result["steps"] == 2
 
 
+@pytest.mark.slow
 def test_the_guides_llama_of_a_small_size_is_upcycled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text(load_text("train")[:20_000])
     put_into_the_hub(tmp_path)

@@ -225,6 +225,11 @@ def test_the_first_run_makes_the_student_and_others_go_on() -> None:
     assert to_plain(first.config.model) == to_plain(second.config.model)
 
 
+def test_the_student_may_be_trained_as_any_other() -> None:
+    (run,) = planned("{id: a, train: {phase: standard, teacher_ckpt: teacher, block_size: 32}}")
+    assert [phase.name for phase in run.config.phases] == ["load_teacher", "fold_rotate", "projection", "standard"]
+
+
 @pytest.mark.parametrize(
     ("runs", "target", "message"),
     [

@@ -81,17 +81,23 @@ targets:
 """
 
 
-@pytest.fixture(autouse=True)
-def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plugin, in a folder with a text."""
-    monkeypatch.chdir(tmp_path)
-    Path("birds.py").write_text(PLUGIN)
-    Path("text.txt").write_text("to be or not to be, that is the question. " * 60)
+@pytest.fixture(autouse=True, scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The plugin; loading all of them anew for every test would take longer than the tests."""
+    file = tmp_path_factory.mktemp("birds") / "birds.py"
+    file.write_text(PLUGIN)
     reset_manager()
-    manager().load_file(Path("birds.py"))
+    manager().load_file(file)
     yield
     reset_manager()
     sys.modules.pop("birds", None)
+
+
+@pytest.fixture(autouse=True)
+def _here(birds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a text."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 60)
 
 
 @pytest.fixture

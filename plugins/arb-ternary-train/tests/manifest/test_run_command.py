@@ -137,13 +137,13 @@ def test_a_model_too_large_for_this_machine_is_counted_all_the_same(
     written: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = HEAD.replace(
-        "{ref: system.bird}", "{ref: system.bird, config: {width: 8192, layers: 40, heads: 64, group_size: 128}}"
+        "{ref: system.bird}", "{ref: system.bird, config: {width: 16384, layers: 4, heads: 64, group_size: 128}}"
     )
     assert main(["run", str(written(RUNS, big)), "--dry-run", "--no-probe", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)[0]
-    assert first["ternary_weights"] == 40 * (4 + 8) * 8192**2
-    assert first["float_parameters"] == 2 * 256 * 8192 + (2 * 40 + 1) * 8192
-    assert first["optimizer_bytes"] == 8 * first["float_parameters"] + 4 * (2 + 2 * 40 + 1)
+    assert first["ternary_weights"] == 4 * (4 + 8) * 16384**2
+    assert first["float_parameters"] == 2 * 256 * 16384 + (2 * 4 + 1) * 16384
+    assert first["optimizer_bytes"] == 8 * first["float_parameters"] + 4 * (2 + 2 * 4 + 1)
 
 
 @pytest.mark.parametrize(
