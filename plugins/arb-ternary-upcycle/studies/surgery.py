@@ -81,8 +81,8 @@ class Statistics:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("teacher", help="a GGUF file, a folder of transformers or a run")
-    parser.add_argument("--calibration-tokens", type=int, default=4096)
-    parser.add_argument("--held-out-tokens", type=int, default=4096)
+    parser.add_argument("--calibration-tokens", type=int, default=2048)
+    parser.add_argument("--held-out-tokens", type=int, default=1024)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--ridge", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -118,11 +118,11 @@ def main() -> None:
             losses[name] = measure(teacher, VARIANTS.get(name), held_out, arguments.ridge, arguments.work)
             before = losses["teacher"]
             variants = {
-                each: {"nll": losses[each], "perplexity_ratio": round(math.exp(losses[each] - before), 4)}
+                each: {"nll": round(losses[each], 5), "perplexity_ratio": round(math.exp(losses[each] - before), 4)}
                 for each in VARIANTS
                 if each in losses
             }
-            text = json.dumps({**settings, "teacher_nll": before, "variants": variants}, indent=1)
+            text = json.dumps({**settings, "teacher_nll": round(before, 5), "variants": variants}, indent=1)
             arguments.out.write_text(text + "\n")
             print(name, losses[name], flush=True)
 
