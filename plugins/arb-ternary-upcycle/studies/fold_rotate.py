@@ -39,7 +39,7 @@ class Source:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("teacher", help="a GGUF file, a folder of transformers or a run")
-    parser.add_argument("--held-out-tokens", type=int, default=1024)
+    parser.add_argument("--held-out-tokens", type=int, default=512)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file for the result")
