@@ -211,14 +211,17 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="errors: of every so manieth block")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"variants": {}}
     with tempfile.TemporaryDirectory() as folder:
         study = Study(arguments.teacher, Path(folder), arguments.tokens, arguments.block_size, arguments.seed)
         for name in arguments.only or ["errors", *VARIANTS]:
-            if name == "errors":
-                result["errors"] = {"every": arguments.every, **study.compare_errors(arguments.every)}
+            errors = name == "errors"
+            found = study.compare_errors(arguments.every) if errors else study.measure(name, VARIANTS[name])
+            # Read only now: another process may have added its own.
+            result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"variants": {}}
+            if errors:
+                result["errors"] = {"every": arguments.every, **found}
             else:
-                result["variants"][name] = study.measure(name, VARIANTS[name])
+                result["variants"][name] = found
             result |= {
                 "teacher": Path(arguments.teacher).name,
                 "calibration_tokens": study.calibration.numel(),
@@ -229,7 +232,7 @@ def main() -> None:
                 "machine": machine_facts(),
             }
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-            print(json.dumps({name: result["errors"] if name == "errors" else result["variants"][name]})[:600])
+            print(json.dumps({name: found})[:600], flush=True)
 
 
 if __name__ == "__main__":
