@@ -97,6 +97,8 @@ class Study:
     def measure(self, name: str, variant: Variant) -> dict[str, Any]:
         """Round everything, and compare with the teacher."""
         source = self.prepared if variant.rotated else self.teacher
+        if not (variant.recipe.needs_inputs or variant.correction):
+            return self.measure_without_inputs(name, variant, source)
         plan = Plan(
             recipe=variant.recipe,
             correction=variant.correction,
@@ -128,6 +130,19 @@ class Study:
             "processor_seconds": round(seconds[1]),
             "median_held_out_error": round(statistics.median(error.held_out for error in errors), 4),
         }
+
+    def measure_without_inputs(self, name: str, variant: Variant, source: FloatModel) -> dict[str, Any]:
+        """As ``measure``, of a recipe that looks at weights alone."""
+        seconds = 0.0
+        student, teacher = source.embed(self.judged), source.embed(self.judged)
+        for number in range(source.config.layers):
+            block, before = source.block(number), time.process_time()
+            rounded = {path: project(each.weight, variant.recipe) for path, each in linears_of(block).items()}
+            seconds += time.process_time() - before
+            teacher = through(source, block, teacher)
+            student = through(source, with_trits(block, rounded), student)
+            print(f"{name}: block {number + 1}", flush=True)
+        return {**distances(source, student, teacher, self.judged), "processor_seconds": round(seconds)}
 
     @torch.no_grad()
     def compare_errors(self, every: int) -> dict[str, Any]:
