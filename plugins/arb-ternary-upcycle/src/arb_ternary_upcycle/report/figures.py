@@ -116,7 +116,7 @@ def _latency(table: Table) -> bytes:
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.14)
     panels[0].set_xlabel("prompt + generated x batch", fontsize=9)
-    panels[0].legend(frameon=False, fontsize=9, loc="best")
+    panels[0].legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     return _png(figure)
 
 
