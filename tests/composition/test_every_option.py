@@ -100,9 +100,12 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "optimizer.scaled_votes": {"lr": 1.0},
     "optimizer.momentum_votes": {"flip_rate": 0.5, "quanta": 20.0},
 }
-#: Phases that take no step of their own: they read, convert, judge, measure or write, and their own tests try what each
-#: option does.
-TAKE_NO_STEP: Final = {"load_teacher", "fold_rotate", "surgery", "projection", "verify", "benchmark", "export"}
+#: Phases that take no step of their own, because they read, convert, judge, measure or write, or that need what such a
+#: phase has made: their own tests try what each option does.
+IN_A_PIPELINE: Final = {
+    *("load_teacher", "fold_rotate", "surgery", "projection"),
+    *("blockwise", "global", "verify", "benchmark", "export"),
+}
 #: Steps of runs in which three show nothing of a component.
 STEPS: Final = {"optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
 
@@ -211,7 +214,7 @@ def brief(kind: str, name: str) -> Mapping[str, Any]:
 def cases() -> Iterator[Any]:
     for kind in ("optimizer", "masking", "phase", "model", "data"):
         for found in registered(kind):
-            if kind == "phase" and found.spec.name in TAKE_NO_STEP:
+            if kind == "phase" and found.spec.name in IN_A_PIPELINE:
                 continue
             cls = options_class(found.spec)
             for path, field in options(cls) if cls is not None and context(kind, found)[0].get(kind) != {} else ():

@@ -67,8 +67,17 @@ def float_parts(accepts: frozenset[str]) -> list[str]:
 
 
 def combined(kind: str) -> list[Any]:
-    """Optimizers that train neither ternary modules nor float parameters need the models of their own distribution."""
-    return [found for found in registered(kind) if getattr(found.spec, "accepts", None) != {"stored"}]
+    """What can be all that a run has of its kind.
+
+    Optimizers that train neither ternary modules nor float parameters need the models of their own distribution. Phases
+    with a teacher need a phase before them that brings it, and those that leave the model alone train nothing.
+    """
+    return [found for found in registered(kind) if getattr(found.spec, "accepts", None) != {"stored"} and alone(found)]
+
+
+def alone(found: Any) -> bool:
+    cls = options_class(found.spec)
+    return "teacher" not in options_of(found) and not getattr(cls, "leaves_model", False)
 
 
 def usable(backend: Any) -> bool:
