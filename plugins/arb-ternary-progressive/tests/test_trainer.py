@@ -317,7 +317,7 @@ def test_a_process_that_is_killed_leaves_a_checkpoint_to_continue_from(tmp_path:
     source = CHILD.replace('{"epochs_per_stack": 50}', '{"steps_per_stack": 4}')
     folder = tmp_path / "run"
     folder.mkdir()
-    for kill_after in (3, 4, 100):
+    for kill_after in (3, 100):
         process = subprocess.Popen(
             [sys.executable, "-c", source, str(folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
         )
