@@ -1,0 +1,118 @@
+"""What every optimizer of float parameters here does: checks, groups, wide state that a resume restores exactly."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome, Trainable
+
+__all__ = ["FloatOptimizer", "float_groups", "wide"]
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """The number format of state and arithmetic for a parameter: its own, float32 at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
+    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors, which do not.
+
+    Raises:
+        ConfigError: there are no float parameters.
+    """
+    matrices = [parameter for parameter in trainable.floats.values() if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trainable.floats.values() if parameter.dim() < 2]
+    groups = [
+        {"params": parameters, "weight_decay": decay, "kind": "float"}
+        for parameters, decay in ((matrices, weight_decay), (vectors, 0.0))
+        if parameters
+    ]
+    if not groups:
+        raise ConfigError(f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes")
+    return groups
+
+
+class FloatOptimizer(Optimizer):
+    """The common part: ``kind`` in the groups, refusal of what cannot be trained, exact state.
+
+    State is float32 at least, whatever the parameter is: an average with a decay of 0.99 or more would stand still in
+    bfloat16. A step is computed in that format and rounded once.
+    """
+
+    #: Tensors of the state that are as large as the parameter, at their largest number.
+    buffers: ClassVar[int]
+
+    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
+        super().__init__(params, {"kind": "float", **defaults})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; ConfigError for parameters that have no float values."""
+        super().add_param_group(param_group)
+        for index, parameter in enumerate(self.param_groups[-1]["params"]):
+            if not parameter.is_floating_point():
+                self.param_groups.pop()
+                raise ConfigError(
+                    f"{type(self).__name__}: param group {len(self.param_groups)}, parameter {index}: dtype "
+                    f"{parameter.dtype} cannot be trained by it",
+                    "It trains real floating-point parameters; ternary modules learn by votes (scaled_votes).",
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the gradients that there are.
+
+        Returns:
+            What ``closure`` returned; without one a ``StepOutcome``.
+
+        Raises:
+            ConfigError: a gradient is sparse; no parameter has been changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found = []
+        for number, group in enumerate(self.param_groups):
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if parameter.grad.is_sparse:
+                    raise ConfigError(
+                        f"{type(self).__name__}: param group {number}: a gradient of shape {tuple(parameter.shape)} is "
+                        "sparse",
+                        "Make the embedding with sparse=False, or train it with signgsd.",
+                    )
+            found.append((group, parameters))
+        for group, parameters in found:
+            if parameters:
+                self._step_group(group, parameters)
+        return StepOutcome(statistics=self._statistics()) if loss is None else loss
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Update ``parameters``, those of ``group`` that have a gradient."""
+
+    def _statistics(self) -> dict[str, float]:
+        """Numbers for the metrics file."""
+        return {}
+
+    def planned_state_bytes(self) -> int:
+        """Most bytes of tensors that it will keep; see ``arb_ternary_train.protocols.PlansState``."""
+        parameters: list[Tensor] = [parameter for group in self.param_groups for parameter in group["params"]]
+        return sum(self.buffers * each.numel() * wide(each).itemsize for each in parameters)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave, in its number format: torch would round it to the parameter's."""
+        super().load_state_dict(state_dict)
+        saved = (number for group in state_dict["param_groups"] for number in group["params"])
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        for number, parameter in zip(saved, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.to(parameter.device, copy=True)
