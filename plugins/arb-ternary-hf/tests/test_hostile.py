@@ -6,21 +6,31 @@ import json
 import os
 import random
 import resource
+import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from attrs import define
+from safetensors.torch import load_file
 
 from arb_ternary.errors import ArbError
 from arb_ternary_hf.importer import HfImporter
+from arb_ternary_hf.safetensors_writer import INDEX_NAME, SINGLE_NAME, write_shards
+from arb_ternary_text.data.byte_level import byte_level_bpe
+from arb_ternary_text.data.tokenizers import IdTokenizer, from_json
 from arb_ternary_text.interchange.config import ImportConfig
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 
 Make = Callable[..., Decoder]
 Export = Callable[..., Path]
+
+#: What Python, a model's modules and an error's text take, however small the files are.
+FIXED = 1 << 20
 
 #: Values that programs stumble over.
 VALUES: list[Any] = [None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, "", "x", "llama", [], [1], {}]
@@ -66,7 +76,7 @@ def mutated_json(value: Any, chance: random.Random) -> Any:
 
 
 def try_everything(folder: Path) -> bool:
-    """Inspect, load and fill; whether the folder was accepted. Only an ``ArbError`` may be raised."""
+    """Inspect, load, fill and encode; whether the folder was accepted. Only an ``ArbError`` may be raised."""
     importer = HfImporter(ImportConfig())
     importer.recognises(folder)
     try:
@@ -74,68 +84,155 @@ def try_everything(folder: Path) -> bool:
         found = importer.load(folder)
         settings = {name: value for name, value in found.model.items() if name != "name"}
         found.fill(Decoder(DecoderConfig(**settings), found.vocabulary_size))
+        tokenizer = from_json(found.attachments["tokenizer"])
+        if not isinstance(tokenizer, IdTokenizer):  # which reads numbers
+            tokenizer.decode(tokenizer.encode("hello, low\u00e9r\U0001f600 <s>"))
     except ArbError:
         return False
     return True
 
 
-def attack(folder: Path, source: Path, count: int, seed: int) -> tuple[int, float]:
-    """Mutate ``count`` times; how many folders were accepted, and the seconds that the slowest took."""
+@define
+class Figures:
+    """What happened to a number of folders."""
+
+    accepted: int = 0
+    refused: int = 0
+    slowest: float = 0.0
+    peak: int = 0
+    largest_share: float = 0.0
+
+
+def changed_file(folder: Path, kind: str, chance: random.Random) -> tuple[str, bytes]:
+    """A file of ``folder``, and what stands there instead of it."""
+    if kind == "weights":
+        path = chance.choice(sorted(folder.glob("*.safetensors")))
+        content = path.read_bytes()
+        if chance.random() < 0.5:
+            return path.name, mutated_bytes(content, chance)
+        length = int.from_bytes(content[:8], "little")
+        text = json.dumps(mutated_json(json.loads(content[8 : 8 + length]), chance)).encode()
+        return path.name, len(text).to_bytes(8, "little") + text + content[8 + length :]
+    path = folder / kind
+    content = path.read_bytes()
+    if chance.random() < 0.5:
+        return path.name, mutated_bytes(content, chance)
+    return path.name, json.dumps(mutated_json(json.loads(content), chance)).encode()
+
+
+def attack(folder: Path, source: Path, kind: str, count: int, seed: int) -> Figures:
+    """Change a file of ``source`` ``count`` times; the memory of every tenth folder is traced, which is slow.
+
+    Raises:
+        AssertionError: a folder took more memory than twice its files.
+    """
     chance = random.Random(seed)
-    weights = (source / "model.safetensors").read_bytes()
-    length = int.from_bytes(weights[:8], "little")
-    header, data = json.loads(weights[8 : 8 + length]), weights[8 + length :]
-    config = json.loads((source / "config.json").read_text())
-    accepted, slowest = 0, 0.0
-    folder.mkdir(exist_ok=True)
-    for _ in range(count):
-        kind = chance.randrange(4)
-        new_weights, new_config = weights, json.dumps(config).encode()
-        if kind == 0:
-            new_weights = mutated_bytes(weights, chance)
-        elif kind == 1:
-            text = json.dumps(mutated_json(header, chance)).encode()
-            new_weights = len(text).to_bytes(8, "little") + text + data
-        elif kind == 2:
-            new_config = mutated_bytes(new_config, chance)
-        else:
-            new_config = json.dumps(mutated_json(config, chance)).encode()
-        (folder / "model.safetensors").write_bytes(new_weights)
-        (folder / "config.json").write_bytes(new_config)
+    shutil.copytree(source, folder)
+    figures = Figures()
+    for number in range(count):
+        name, content = changed_file(source, kind, chance)
+        (folder / name).write_bytes(content)
+        traced = number % 10 == 0
+        if traced:
+            tracemalloc.start()
         start = time.perf_counter()
-        accepted += try_everything(folder)
-        slowest = max(slowest, time.perf_counter() - start)
-    return accepted, slowest
+        if try_everything(folder):
+            figures.accepted += 1
+        else:
+            figures.refused += 1
+        figures.slowest = max(figures.slowest, time.perf_counter() - start)
+        if traced:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            figures.peak = max(figures.peak, peak)
+            figures.largest_share = max(figures.largest_share, (peak - FIXED) / size)
+            assert peak <= 2 * size + FIXED, (name, content[:200], peak, size)
+        shutil.copyfile(source / name, folder / name)
+    shutil.rmtree(folder)
+    return figures
+
+
+def definition() -> str:
+    """A tokenizer of sixteen ids with a part of each kind."""
+    pieces = ["<s>", "</s>", "<unk>", *"helowr,", "\u0120", "he", "ll", "hell", "lo"]
+    content = byte_level_bpe(
+        {piece: number for number, piece in enumerate(pieces)},
+        [("h", "e"), ("l", "l"), ("he", "ll"), ("l", "o")],
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        decoder={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        added=[
+            {"id": number, "content": piece, "special": True}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            for number, piece in enumerate(pieces[:3])
+        ],
+    )
+    content["model"]["unk_token"] = "<unk>"
+    replaced = {"type": "Replace", "pattern": {"String": "\u00e9"}, "content": "e"}
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, replaced]}
+    start = {"id": "<s>", "ids": [0], "tokens": ["<s>"]}
+    place = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    processor = {"single": place, "pair": [*place, {"Sequence": {"id": "B", "type_id": 1}}]}
+    content["post_processor"] = {"type": "TemplateProcessing", **processor, "special_tokens": {"<s>": start}}
+    return json.dumps(content)
 
 
 def sources(tmp_path: Path, make_decoder: Make, export: Export) -> list[Path]:
+    """Packed trits in one file, and floats in two with their index; both with a tokenizer."""
     sizes = {"width": 16, "heads": 2, "kv_heads": 1, "layers": 1, "feed_forward": 16, "max_length": 8}
     packed = make_decoder(16, architecture="bitnet", group_size="tensor", scale_rule="frozen", **sizes)
     dense = make_decoder(16, architecture="llama", query_key_value_bias=True, **sizes)
-    return [export(packed, tmp_path / "a", layout="packed"), export(dense, tmp_path / "b", layout="dense")]
+    attached = {"kind": "file", "definition": definition()}
+    folders = [
+        export(packed, tmp_path / "a", attached, layout="packed"),
+        export(dense, tmp_path / "b", attached, layout="dense"),
+    ]
+    tensors = load_file(folders[1] / SINGLE_NAME)
+    (folders[1] / SINGLE_NAME).unlink()
+    limit = sum(tensor.nbytes for tensor in tensors.values()) // 2
+    write_shards(folders[1], tensors.items(), names=tensors, limit=limit, metadata={"format": "pt"})
+    return folders
 
 
-def test_mutated_folders_are_errors_or_models(tmp_path: Path, make_decoder: Make, export: Export) -> None:
-    accepted = 0
-    for number, source in enumerate(sources(tmp_path, make_decoder, export)):
-        assert try_everything(source)
-        taken, slowest = attack(tmp_path / "m", source, 150, seed=number)
-        assert slowest < 5
-        accepted += taken
-    assert 0 < accepted < 290  # some changes are of weights only
+#: What is changed, and which of the two folders.
+KINDS = [
+    *((kind, number) for kind in ("weights", "config.json", "tokenizer.json") for number in (0, 1)),
+    (INDEX_NAME, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "number"), KINDS)
+def test_mutated_folders_are_errors_or_models(
+    kind: str, number: int, tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
+    source = sources(tmp_path, make_decoder, export)[number]
+    assert (source / INDEX_NAME).exists() == (number == 1)
+    assert try_everything(source)
+    figures = attack(tmp_path / "m", source, kind, 60, seed=number)
+    assert figures.slowest < 5
+    assert figures.refused > 10
+    assert figures.accepted > 0  # some changes are of weights only, of names, of what transformers ignores
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_hundred_thousand_mutated_folders(tmp_path: Path, make_decoder: Make, export: Export) -> None:
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("kind", "number"), KINDS)
+def test_a_hundred_thousand_mutated_folders(
+    kind: str, number: int, tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
     count = int(os.environ.get("ARB_FUZZ", "100000"))
+    source = sources(tmp_path, make_decoder, export)[number]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number, source in enumerate(sources(tmp_path, make_decoder, export)):
-        accepted, slowest = attack(tmp_path / "m", source, count // 2, seed=100 + number)
-        print(f"{source.name}: {accepted} of {count // 2} accepted, slowest {slowest:.3f} s")
-        assert slowest < 10
+    figures = attack(tmp_path / "m", source, kind, count, seed=100 + number)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"peak memory grew by {grown} KiB")
+    print(f"{kind} of {source.name}: {figures}, peak resident memory grew by {grown} KiB", flush=True)
+    assert figures.slowest < 10
     assert grown < 100 * 1024
 
 

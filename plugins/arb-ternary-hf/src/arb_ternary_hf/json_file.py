@@ -28,10 +28,12 @@ def read_text(path: Path, limit: int) -> str:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            size = file.seek(0, 2)
+            file.seek(0)
+            content = file.read(size) if size <= limit else b""  # memory is taken for as much as is asked for
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > limit:
+    if size > limit:
         raise DataError(f"{path}: is larger than {limit} bytes, which no such file is")
     try:
         return content.decode("utf-8")
