@@ -268,6 +268,16 @@ def test_a_file_that_the_library_refuses_is_named(tmp_path):
         load_tokenizer(tmp_path / "t.json")
 
 
+def test_a_text_that_the_library_cannot_encode_is_an_error(tmp_path):
+    pytest.importorskip("tokenizers")
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
+    (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(DataError, match="the text cannot be encoded by the package `tokenizers`: WordLevel error"):
+        tokenizer.encode("b")
+
+
 def test_a_missing_tokenizer_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.json: the tokenizer file cannot be read: No such file"):
         load_tokenizer(tmp_path / "gone.json")

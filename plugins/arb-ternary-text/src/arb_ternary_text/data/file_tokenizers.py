@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -38,10 +39,8 @@ class FileTokenizer:
                 "the tokenizer file needs the package `tokenizers`, which is not installed",
                 "pip install 'arb-ternary-text[tokenizers]'",
             ) from error
-        try:
+        with _faults_of_the_library("the tokenizer file cannot be read"):
             tokenizer = library.Tokenizer.from_str(self.definition)
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise DataError(f"the tokenizer file cannot be read by the package `tokenizers`: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -52,11 +51,15 @@ class FileTokenizer:
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        library = self._library
+        with _faults_of_the_library("the text cannot be encoded"):
+            return list(library.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.vocabulary_size)
-        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+        library = self._library
+        with _faults_of_the_library("the ids cannot be decoded"):
+            return str(library.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "file", "definition": self.definition}
@@ -116,6 +119,17 @@ class SentencePieceTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "sentencepiece", "model": self.model}
+
+
+@contextmanager
+def _faults_of_the_library(what: str) -> Iterator[None]:
+    """DataError for what the package ``tokenizers`` raises within: bare ``Exception``, and panics of its Rust code."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what} by the package `tokenizers`: {error}") from error
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
