@@ -7,6 +7,8 @@ import os
 import random
 import resource
 import shutil
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -251,6 +253,47 @@ def test_sizes_that_no_file_holds_take_no_memory(tmp_path: Path, make_decoder: M
         accepted = try_everything(source)
         assert accepted == ("max_position_embeddings" in changes)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+
+
+#: Reads every tensor of a folder, and makes it a model; prints the most memory that was taken over what there was.
+READ = """
+import sys
+from pathlib import Path
+from arb_ternary_hf.importer import HfImporter
+from arb_ternary_hf.published import HfModel
+from arb_ternary_text.interchange.config import ImportConfig
+
+def most():  # ru_maxrss begins with that of the process before exec
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+before = most()
+model = HfModel(Path(sys.argv[1]))
+for name in model.names():
+    model.read(name)
+HfImporter(ImportConfig()).load(Path(sys.argv[1]))
+print(most() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel tells no peak of a process")
+@pytest.mark.parametrize("layout", ["packed", "dense"])
+def test_reading_takes_no_more_than_twice_the_files(
+    layout: str, tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
+    """Of trits four a byte, and of a table in bfloat16 that is nearly all of its file."""
+    packed = {"width": 1024, "layers": 4, "feed_forward": 2816, "group_size": "tensor", "scale_rule": "frozen"}
+    table = {"width": 512, "layers": 1, "tie_embeddings": True, "float_parts": ("embedding", "head", "norms")}
+    if layout == "packed":
+        folder = export(make_decoder(architecture="bitnet", **packed), tmp_path / "m", layout=layout)
+    else:
+        model = make_decoder(40_000, architecture="llama", **table)
+        folder = export(model, tmp_path / "m", layout=layout, dtype="bfloat16")
+    done = subprocess.run([sys.executable, "-c", READ, str(folder)], check=True, capture_output=True, text=True)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{layout}: {int(done.stdout) / size:.2f} times the files, {size} bytes")
+    assert int(done.stdout) <= 2 * size
 
 
 def test_a_tensor_of_the_file_is_read_alone(tmp_path: Path, make_decoder: Make, export: Export) -> None:
