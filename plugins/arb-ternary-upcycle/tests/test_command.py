@@ -108,8 +108,6 @@ def test_presets_and_options_decide_the_config() -> None:
     assert list(options) == ["load_teacher", "fold_rotate", "projection", "global", "benchmark"]
     assert (options["projection"].policy, options["global"].steps) == ("ls", 7)
     assert (options["global"].batch_size, options["global"].block_size) == (3, 16)
-    # Without training phases, evaluation would take 16 samples of the whole context at a time.
-    assert (options["benchmark"].batch_size, options["benchmark"].block_size) == (3, 16)
     assert (chosen.data.options.path, chosen.seed, chosen.device) == ("text.txt", 5, "mps")
     assert chosen.model.options.vote_bits == 4
 

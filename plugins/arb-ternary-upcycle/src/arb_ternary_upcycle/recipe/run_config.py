@@ -102,7 +102,7 @@ def run_config(outline: TeacherOutline, options: UpcycleOptions, folder: Path) -
         "phases": [
             *preparing(outline.source, model, longest, {"projection": projection}),
             *training,
-            *ending(_benchmark(preset, longest) | {"batch_size": options.batch_size, "block_size": size}, None),
+            *ending(_benchmark(preset, longest), None),
         ],
         "checkpoint": {"every": 50, "keep": 2},
     }
