@@ -100,24 +100,18 @@ class FloatModel:
         digest: SHA-256 in hexadecimal of everything in it.
     """
 
-    def __init__(self, path: Path, content: Mapping[str, Any], *, memory: int = 0) -> None:
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
         self.path = path
         self.config = DecoderConfig(**content["decoder"])
         self.vocabulary_size: int = content["vocabulary_size"]
         self.tokenizer: Mapping[str, Any] | None = content["tokenizer"]
         self.dtype: FloatDtype = content["dtype"]
         self.digest: str = content["digest"]
-        self._free = memory
-        self._kept: dict[int, dict[str, Tensor]] = {}
         self._ends: dict[str, Tensor] | None = None
 
     @classmethod
-    def open(cls, path: Path, *, memory: int = 0) -> FloatModel:
-        """The model in the folder ``path``.
-
-        Args:
-            path: a stage folder.
-            memory: bytes of blocks that may stay in memory, as they are on disk; the first ones that fit do.
+    def open(cls, path: Path) -> FloatModel:
+        """The model in the stage folder ``path``.
 
         Raises:
             DataError: there is none, it is not complete, or its description is damaged.
@@ -132,7 +126,7 @@ class FloatModel:
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
             raise DataError(f"{file}: not a {FORMAT} of version {VERSION}")
         try:
-            return cls(path, content, memory=memory)
+            return cls(path, content)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{file}: damaged: {error}") from error
 
@@ -212,14 +206,7 @@ class FloatModel:
     def _block_tensors(self, number: int) -> dict[str, Tensor]:
         if not 0 <= number < self.config.layers:
             raise DataError(f"{self.path}: there is no block {number}; there are {self.config.layers}")
-        kept = self._kept.get(number)
-        if kept is None:
-            kept = dict(SafetensorsFile(self.path / block_file(number)))
-            size = sum(tensor.nbytes for tensor in kept.values())
-            if size <= self._free:
-                self._kept[number] = kept
-                self._free -= size
-        return kept
+        return dict(SafetensorsFile(self.path / block_file(number)))
 
 
 def _neutral(key: str) -> str:

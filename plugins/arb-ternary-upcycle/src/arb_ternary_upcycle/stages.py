@@ -45,9 +45,7 @@ def stage_folder(context: HasDirectory, name: StageName) -> Path:
     return context.directory / "stages" / name
 
 
-def find_stage(
-    context: HasDirectory, option: Path | str | None, names: Sequence[StageName], *, memory: int = 0
-) -> FloatModel:
+def find_stage(context: HasDirectory, option: Path | str | None, names: Sequence[StageName]) -> FloatModel:
     """The newest complete stage among ``names``, in the order of :data:`MADE_BY`.
 
     Args:
@@ -55,19 +53,18 @@ def find_stage(
         option: a stage folder, which is taken whatever its name, or a run directory; None = this run. Where a run has
             no stage, those of the run that it started from (``--init-from``) count.
         names: stages that serve.
-        memory: see ``FloatModel.open``.
 
     Raises:
         DataError: there is none; the message names the phase that makes it.
     """
     start = context.directory if option is None else Path(option)
     if option is not None and (start / MODEL_FILE).is_file():
-        return FloatModel.open(start, memory=memory)
+        return FloatModel.open(start)
     for directory in lineage(start):
         for name in reversed(list(MADE_BY)):
             folder = directory / "stages" / name
             if name in names and (folder / MODEL_FILE).is_file():
-                return FloatModel.open(folder, memory=memory)
+                return FloatModel.open(folder)
     wanted = " or ".join(name for name in MADE_BY if name in names)
     makers = " or ".join(f"`{maker}`" for name, maker in MADE_BY.items() if name in names)
     raise DataError(
