@@ -142,6 +142,10 @@ def test_what_cannot_be_compared_is_refused(run: Run, small: DecoderConfig) -> N
         CompareCheck(config).check(run(torch.nn.Linear(2, 2)))
     with pytest.raises(DataError, match="the teacher has 256 ids, the student 300"):
         CompareCheck(config).check(run(Decoder(small, 300)))
+    other = Decoder(small, 256)
+    other.blocks[1] = torch.nn.Identity()
+    with pytest.raises(ConfigError, match="block 1 of the model: it has no attention"):
+        pairs.StudentSide(other).run(1, torch.zeros(1, 4, small.width))
 
 
 def test_a_config_without_a_limit_is_refused() -> None:

@@ -6,7 +6,6 @@ Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -20,6 +19,8 @@ from arb_ternary_train.context import default_evaluation_shape
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 from arb_ternary_upcycle.stages import FloatModel, find_stage
+from arb_ternary_upcycle.streams import updates_of
+from arb_ternary_upcycle.teacher_module import Teacher
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -53,22 +54,18 @@ class Side(Protocol):
 class TeacherSide:
     """A float model on disk; the block in use stays in memory until another is asked for."""
 
-    def __init__(self, model: FloatModel) -> None:
+    def __init__(self, model: FloatModel, device: torch.device) -> None:
         self.model = model
         self.layers, self.width = model.config.layers, model.config.width
-        self._current: tuple[int, torch.device, nn.Module] | None = None
+        self._blocks = Teacher(model, 0, device)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return self.model.embed(tokens_BS)
 
     def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        if self._current is None or self._current[:2] != (number, x_BSD.device):
-            self._current = None  # before the next is read: there are never two
-            self._current = (number, x_BSD.device, self.model.block(number).to(x_BSD.device))
-        block = self._current[2]
-        with _attention_of(block, f"block {number} of {self.model.path}") as seen:
-            after_BSD = self.model.through(block, x_BSD)  # type: ignore[arg-type]
-        return after_BSD, seen[0]
+        with updates_of(self._blocks.block(number).attention) as updates:
+            after_BSD = self._blocks.run_block(number, x_BSD)
+        return after_BSD, updates[0]
 
     def logits(self, x_BSD: Tensor) -> Tensor:
         return self.model.logits(x_BSD)
@@ -85,9 +82,14 @@ class StudentSide:
         return self.model.embed(tokens_BS)
 
     def run(self, number: int, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        with _attention_of(self.model.blocks[number], f"block {number} of the model") as seen:
+        attention = getattr(self.model.blocks[number], "attention", None)
+        if not isinstance(attention, nn.Module):  # decoders of other plugins have other blocks
+            raise ConfigError(
+                f"block {number} of the model: it has no attention", "Only plain blocks of a decoder are compared."
+            )
+        with updates_of(attention) as updates:
             after_BSD = self.model.run_blocks(x_BSD, number, number + 1)
-        return after_BSD, seen[0]
+        return after_BSD, updates[0]
 
     def logits(self, x_BSD: Tensor) -> Tensor:
         return self.model.logits(x_BSD)
@@ -102,7 +104,7 @@ class Pair:
     """
 
     def __init__(self, teacher: FloatModel, student: Decoder, device: torch.device) -> None:
-        self.teacher, self.student = TeacherSide(teacher), StudentSide(student)
+        self.teacher, self.student = TeacherSide(teacher, device), StudentSide(student)
         self.device = device
 
     def require_same_layers(self) -> None:
@@ -228,17 +230,3 @@ def held_out_batches(
         context.masking.apply(batch, derived_generator(context.seed, "evaluation", index), where)
         for index, batch in enumerate(context.data.held_out(*size, batches))
     ]
-
-
-@contextmanager
-def _attention_of(block: nn.Module, name: str) -> Iterator[list[Tensor]]:
-    """What the attention of ``block`` returns within; no copy is made."""
-    attention = getattr(block, "attention", None)
-    if not isinstance(attention, nn.Module):
-        raise ConfigError(f"{name}: it has no attention", "Only plain blocks of a decoder are compared.")
-    seen: list[Tensor] = []
-    handle = attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()
