@@ -26,7 +26,7 @@ from arb_ternary_upcycle.float_model import FloatDtype, FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
 from arb_ternary_upcycle.folding import Basis, untied
 from arb_ternary_upcycle.rotation import random_rotation
-from arb_ternary_upcycle.teacher import Teacher, read_teacher
+from arb_ternary_upcycle.teacher import PretrainedModel, read_teacher
 
 
 class Source:
@@ -75,7 +75,7 @@ def main() -> None:
         arguments.out.write_text(text + "\n")
 
 
-def written(folder: Path, teacher: Teacher, basis: Basis | None, dtype: FloatDtype) -> FloatModel:
+def written(folder: Path, teacher: PretrainedModel, basis: Basis | None, dtype: FloatDtype) -> FloatModel:
     """The teacher on disk, in ``basis`` (None: in its own)."""
     config = teacher.config if basis is None else untied(teacher.config)
     writer = FloatModelWriter(folder, config, teacher.model.vocabulary_size, teacher.tokenizer, dtype)

@@ -21,7 +21,7 @@ from arb_ternary_upcycle.stage_options import LoadTeacherConfig
 from arb_ternary_upcycle.stage_phase import StagePhase
 from arb_ternary_upcycle.stages import stage_folder
 from arb_ternary_upcycle.student import check_student, student_of
-from arb_ternary_upcycle.teacher import Teacher, read_teacher
+from arb_ternary_upcycle.teacher import PretrainedModel, read_teacher
 
 if TYPE_CHECKING:
     from arb_ternary_train.context import TrainingContext
@@ -41,7 +41,7 @@ class LoadTeacherPhase(StagePhase):
 
     def __init__(self, config: LoadTeacherConfig) -> None:
         self.config = config
-        self._teacher: Teacher | None = None
+        self._teacher: PretrainedModel | None = None
 
     def writer(self, context: TrainingContext) -> FloatModelWriter:
         """See ``StagePhase``."""
@@ -90,7 +90,7 @@ class LoadTeacherPhase(StagePhase):
         return {"teacher_nll": nll, "teacher_perplexity": math.exp(min(nll, 700))}
 
     @property
-    def _read(self) -> Teacher:
+    def _read(self) -> PretrainedModel:
         if self._teacher is None:
             raise RuntimeError("the teacher has not been read")
         return self._teacher
@@ -105,7 +105,7 @@ def _entropy(context: TrainingContext, block_size: int) -> dict[str, float]:
     return {"a uniform guess": math.log(data.vocabulary_size)}
 
 
-def _check_tokenizer(context: TrainingContext, teacher: Teacher, source: str) -> None:
+def _check_tokenizer(context: TrainingContext, teacher: PretrainedModel, source: str) -> None:
     """Data and teacher have to mean the same by an id.
 
     Raises:

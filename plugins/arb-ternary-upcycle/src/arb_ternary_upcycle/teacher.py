@@ -22,11 +22,11 @@ from arb_ternary_train.restore import load_run
 from arb_ternary_train.seeding import preserved_global_rng
 from arb_ternary_upcycle.float_model import DTYPES, FloatDtype, float_config
 
-__all__ = ["Teacher", "read_teacher"]
+__all__ = ["PretrainedModel", "read_teacher"]
 
 
 @frozen(eq=False)
-class Teacher:
+class PretrainedModel:
     """A pretrained model in memory.
 
     Attributes:
@@ -69,7 +69,7 @@ class Teacher:
             yield name, value.dense() if isinstance(value, TernaryWeight) else value
 
 
-def read_teacher(source: str, dtype: FloatDtype) -> Teacher:
+def read_teacher(source: str, dtype: FloatDtype) -> PretrainedModel:
     """Read a teacher. Nothing that comes with it is executed; the global generators are left as they were.
 
     Args:
@@ -84,14 +84,14 @@ def read_teacher(source: str, dtype: FloatDtype) -> Teacher:
         if "://" not in source and is_run(Path(source)):
             run = load_run(Path(source), device="cpu")
             tokenizer = run.directory.attachments().get("tokenizer")
-            return Teacher(_decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)})
+            return PretrainedModel(_decoder(run.model, source), tokenizer, {"checkpoint": str(run.checkpoint.path)})
         found = find_source(source)
         imported = found.importer.load(found.path)
         pure_float = set(imported.model.get("float_parts", ())) == set(FLOAT_PARTS)
         backend = select(request_backend(device="cpu"))
         with use_backend(backend.name), _default_dtype(DTYPES[dtype] if pure_float else torch.float32):
             model = _decoder(filled_model(imported, found), source)
-        return Teacher(
+        return PretrainedModel(
             model, imported.attachments.get("tokenizer"), {"source": source, "importer": found.name}, imported.notes
         )
 
