@@ -1,0 +1,245 @@
+"""Hand-made situations for every reason, every pair of reasons at once, and the hysteresis."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import define
+
+from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions, Trigger
+from arb_ternary_orchestrator.spikes import SpikeDetector
+from arb_ternary_orchestrator.telemetry import Telemetry, Trend
+
+OPTIONS = DecisionOptions(decision_interval=500, hysteresis=200, spike_window=100, spike_count=3, phase_hold=1)
+
+
+@define
+class Situation:
+    """What telemetry and detector say at a step, without having seen a loss."""
+
+    phase: str = "mid"
+    spikes: int = 0
+    baseline: float | None = 2.0
+    limit: float = 2.5
+    grad_norm: float | None = 1.0
+    trend = Trend(0.0, 1.0, 1.0, 100)
+
+    def count(self, window: int) -> int:
+        return self.spikes
+
+
+def decide(
+    boundary: DecisionBoundary,
+    step: int,
+    situation: Any = None,
+    *,
+    finite: bool = True,
+    loss: float = 2.0,
+    manual: str | None = None,
+) -> Trigger | None:
+    it: Any = situation or Situation()
+    return boundary.decide(it, it, step, finite=finite, loss=loss, manual=manual)
+
+
+def reason(*arguments: Any, **options: Any) -> str | None:
+    trigger = decide(*arguments, **options)
+    return None if trigger is None else trigger.reason
+
+
+# What brings each reason about at step 600, in the order of the page.
+CAUSES: dict[str, dict[str, Any]] = {
+    "safety": {"loss": 3.1},
+    "spike": {"spikes": 3},
+    "plateau": {"phase": "plateau"},
+    "periodic": {"step": 600},
+    "phase_change": {"phase": "late"},
+    "manual": {"manual": "lion"},
+}
+
+
+def at_once(*causes: str, last: int = 0) -> str | None:
+    """The reason at step 600 (400, when no interval has passed) after a decision at step ``last`` in the phase mid."""
+    boundary = DecisionBoundary(OPTIONS)
+    decide(boundary, last)
+    boundary.decided(last)
+    facts: dict[str, Any] = {"step": 400}
+    for cause in reversed(causes):
+        facts |= CAUSES[cause]
+    if "phase_change" in causes and "plateau" in causes:
+        facts["phase"] = "plateau"
+    situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
+    return reason(boundary, facts["step"], situation, loss=facts.get("loss", 2.0), manual=facts.get("manual"))
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_reason_alone(cause: str) -> None:
+    assert at_once(cause) == cause
+
+
+def test_nothing_is_due_without_a_reason() -> None:
+    assert at_once() is None
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(CAUSES, 2)))
+def test_of_two_reasons_the_first_of_the_order_is_given(first: str, second: str) -> None:
+    assert at_once(first, second) == first
+
+
+def test_of_all_reasons_the_first_is_given() -> None:
+    assert at_once(*CAUSES) == "safety"
+    assert at_once(*list(CAUSES)[1:]) == "spike"
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_hysteresis_holds_back_all_but_safety(cause: str) -> None:
+    boundary = DecisionBoundary(OPTIONS)
+    decide(boundary, 1000)
+    boundary.decided(1000)
+    facts = CAUSES[cause]
+    situation = Situation(phase=facts.get("phase", "mid"), spikes=facts.get("spikes", 0))
+    for since in (0, 1, 199):
+        found = reason(boundary, 1000 + since, situation, loss=facts.get("loss", 2.0), manual=facts.get("manual"))
+        assert found == ("safety" if cause == "safety" else None)
+    if cause not in ("safety", "periodic"):
+        assert reason(boundary, 1200, situation, manual=facts.get("manual")) == cause
+
+
+def test_hysteresis_counts_from_an_evaluation_that_changed_nothing_and_from_the_start() -> None:
+    boundary = DecisionBoundary(OPTIONS)
+    plateau = Situation(phase="plateau")
+    due = []
+    for step in range(1, 1000):
+        if decide(boundary, step, plateau) is not None:
+            due.append(step)
+            boundary.decided(step + 100)  # an evaluation of 100 steps, whose winner was the strategy in use
+    assert due == [200, 500, 800]
+    boundary = DecisionBoundary(OPTIONS, start=50)
+    assert [step for step in range(50, 252) if decide(boundary, step, plateau)] == [250, 251]
+
+
+def test_the_interval_counts_from_the_last_decision() -> None:
+    boundary = DecisionBoundary(OPTIONS)
+    due = []
+    for step in range(1, 1700):
+        trigger = decide(boundary, step)
+        if trigger is not None:
+            assert trigger == Trigger("periodic", "steps since the last decision", 500)
+            due.append(step)
+            boundary.decided(step + 50)
+    assert due == [500, 1050, 1600]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_danger(loss: float) -> None:
+    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=None), finite=False, loss=loss)
+    assert trigger is not None
+    assert (trigger.reason, trigger.metric) == ("safety", "loss")
+    assert trigger.value == loss or math.isnan(loss)
+
+
+def test_gradients_that_are_not_finite_are_danger() -> None:
+    trigger = decide(DecisionBoundary(OPTIONS), 1, Situation(grad_norm=math.inf), finite=False)
+    assert trigger == Trigger("safety", "gradient norm", math.inf)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "limit", "loss", "danger"),
+    [
+        (2.0, 2.5, 3.0, False),
+        (2.0, 2.5, 3.01, True),
+        (2.0, 3.5, 3.4, False),  # noise that large is usual here
+        (2.0, 3.5, 3.6, True),
+        (-2.0, -1.9, -1.1, False),
+        (-2.0, -1.9, -0.9, True),
+        (None, math.inf, 100.0, False),
+    ],
+)
+def test_a_loss_is_too_high_beyond_the_factor_and_the_noise(
+    baseline: float | None, limit: float, loss: float, danger: bool
+) -> None:
+    found = decide(DecisionBoundary(OPTIONS), 1, Situation(baseline=baseline, limit=limit), loss=loss)
+    expected = Trigger("safety", "loss / baseline", loss / baseline) if danger and baseline else None
+    assert found == expected
+
+
+def test_the_factor_is_an_option() -> None:
+    options = DecisionOptions(max_loss_increase=3.0)
+    assert reason(DecisionBoundary(options), 1, Situation(), loss=5.9) is None
+    assert reason(DecisionBoundary(options), 1, Situation(), loss=6.1) == "safety"
+
+
+def test_a_phase_has_to_hold_before_its_change_counts() -> None:
+    boundary = DecisionBoundary(DecisionOptions(hysteresis=0, decision_interval=10_000, phase_hold=5))
+    phases = ["warm-up"] * 30 + ["converging"] * 30 + ["mid"] * 4 + ["converging"] * 10 + ["mid"] * 30
+    due = [step for step, phase in enumerate(phases) if decide(boundary, step, Situation(phase=phase)) is not None]
+    # The end of the warm-up is no change, nor are four steps; from the fifth step on it is due until it is decided.
+    assert due[0] == 30 + 30 + 4 + 10 + 4
+    trigger = decide(boundary, len(phases), Situation(phase="mid"))
+    assert trigger is not None
+    assert (trigger.reason, trigger.metric) == ("phase_change", "phase converging to mid")
+    boundary.decided(len(phases))
+    assert decide(boundary, len(phases) + 1, Situation(phase="mid")) is None
+
+
+def test_a_request_stands_back_once_only() -> None:
+    boundary = DecisionBoundary(OPTIONS)
+    plateau = Situation(phase="plateau")
+    found = []
+    for step in range(1, 900):
+        trigger = decide(boundary, step, plateau, manual="lion" if step > 100 and "manual" not in found else None)
+        if trigger is not None:
+            found.append(trigger.reason)
+            boundary.decided(step)
+    assert found == ["plateau", "manual", "plateau", "plateau"]
+
+
+def test_a_request_names_the_strategy() -> None:
+    assert decide(DecisionBoundary(OPTIONS), 300, manual="lion") == Trigger("manual", "asked for lion", 300)
+
+
+def test_spikes_of_before_the_last_decision_have_been_answered() -> None:
+    options = DecisionOptions(hysteresis=10, decision_interval=10_000)
+    boundary, telemetry, spikes = DecisionBoundary(options), Telemetry(), SpikeDetector()
+    generator = np.random.default_rng(1)
+    found = []
+    for step in range(1, 200):
+        loss = float(generator.normal(2.0, 0.01)) + 0.5 * (step in (50, 60, 70))
+        telemetry.observe(step, loss)
+        spikes.observe(loss)
+        trigger = boundary.decide(telemetry, spikes, step, finite=True, loss=loss, manual=None)
+        if trigger is not None and trigger.reason == "spike":
+            found.append((step, trigger.metric, trigger.value))
+            boundary.decided(step)
+    assert found == [(70, "spikes in 70 steps", 3)]
+
+
+def test_a_run_of_real_numbers_from_noise_to_an_explosion() -> None:
+    boundary, telemetry, spikes = DecisionBoundary(OPTIONS), Telemetry(), SpikeDetector()
+    generator = np.random.default_rng(2)
+    losses = [*(5 - 0.015 * np.arange(190) + generator.normal(0, 0.05, 190)), *generator.normal(2.15, 0.05, 260), 3.5]
+    found = []
+    for step, loss in enumerate(map(float, losses), start=1):
+        telemetry.observe(step, loss)
+        spikes.observe(loss)
+        trigger = boundary.decide(telemetry, spikes, step, finite=True, loss=loss, manual=None)
+        if trigger is not None:
+            found.append((step, trigger.reason))
+            boundary.decided(step)
+    # Of five points the first estimate is mid; the steep fall that it turns into is a change.
+    assert found == [(200, "phase_change"), (400, "plateau"), (451, "safety")]
+
+
+def test_a_copy_of_the_state_goes_on_alike() -> None:
+    first, second = DecisionBoundary(OPTIONS), DecisionBoundary(OPTIONS)
+    for step in range(1, 250):
+        decide(first, step, Situation(phase="plateau" if step == 249 else "mid"), manual="lion" if step > 240 else None)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for step in range(250, 260):
+        situation = Situation(phase="plateau")
+        assert decide(first, step, situation, manual="lion") == decide(second, step, situation, manual="lion")
+    assert first.state_dict() == second.state_dict()
