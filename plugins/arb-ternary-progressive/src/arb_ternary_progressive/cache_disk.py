@@ -8,6 +8,7 @@ written with ordinary writes, so that a full disk is an error and not a signal, 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -173,11 +174,26 @@ class DiskStore(Store[_Slot]):
 
     def _headers(self, slots: int) -> Iterator[tuple[int, CacheKey, _Slot]]:
         assert self._map is not None
-        for index in range(slots):
+        for index in self._written(slots):
             start = index * self._slot_bytes
             mark, serial, sample_id, version, inputs, _ = _HEADER.unpack(bytes(self._map[start : start + _HEADER.size]))
             if mark == _MARK and serial:
                 yield serial, CacheKey(sample_id, version.hex()), _Slot(inputs, index)
+
+    def _written(self, slots: int) -> Iterator[int]:
+        """Slots of which something was written; of a large budget, most of the file has never been."""
+        following = position = 0
+        while following < slots:
+            try:
+                start = os.lseek(self._file, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing was written from here on
+                    return
+                raise
+            position = os.lseek(self._file, start, os.SEEK_HOLE)
+            stop = min(slots, -(-position // self._slot_bytes))
+            yield from range(max(following, start // self._slot_bytes), stop)
+            following = stop
 
 
 def _checksum(head: bytes, payload: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bytes:
