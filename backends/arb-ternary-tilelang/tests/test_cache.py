@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +17,15 @@ from arb_ternary_tilelang import cache
 from arb_ternary_tilelang.kernels import storage
 from arb_ternary_tilelang.lane import cpu_lane
 
-#: Packs and unpacks a matrix, and tells how often a compiler was run for it. A file that is named first says that this
-#: process is about to begin, and the next one is waited for: so that two processes begin together.
+#: Starts processes, one for each file that a line of its input names, and prints their exit codes. Each of them packs a
+#: matrix, and tells in its file how often a compiler was run for it; beside it is what it said on standard error. Those
+#: of one line begin together. They are forks: what takes several seconds to import is imported once.
 PROGRAM = """
-import json, sys, time
+import json, os, sys, time, traceback
 from pathlib import Path
 import torch
 from tilelang.jit.adapter.libgen import LibraryGenerator
 from arb_ternary_tilelang.backend import build
-from arb_ternary.backends.protocol import WeightShape
 
 compiled, compile_lib = [], LibraryGenerator.compile_lib
 
@@ -33,57 +34,89 @@ def counted(self, *arguments, **options):
     return compile_lib(self, *arguments, **options)
 
 LibraryGenerator.compile_lib = counted
-kernels = build().kernels
-trits = torch.arange(35).view(5, 7).remainder(3).sub(1).to(torch.int8)
-if sys.argv[1:]:
-    mine, other = map(Path, sys.argv[1:])
-    mine.touch()
-    while not other.exists():
+
+def work(mine, everyone):
+    os.dup2(os.open(mine + ".err", os.O_WRONLY | os.O_CREAT), 2)
+    kernels = build().kernels
+    trits = torch.arange(35).view(5, 7).remainder(3).sub(1).to(torch.int8)
+    Path(mine + ".begins").touch()
+    while not all(Path(one + ".begins").exists() for one in everyone):
         time.sleep(0.01)
-packed = kernels["pack"](trits)
-expected = sum((int(trits[1, k]) + 1 if k < 7 else 1) << (8 * (k % 4) + 2 * (k // 4)) for k in range(16))
-print(json.dumps({"compiled": len(compiled), "right": packed.view(torch.int32)[1].item() == expected}))
+    packed = kernels["pack"](trits)
+    expected = sum((int(trits[1, k]) + 1 if k < 7 else 1) << (8 * (k % 4) + 2 * (k // 4)) for k in range(16))
+    right = packed.view(torch.int32)[1].item() == expected
+    Path(mine).write_text(json.dumps({"compiled": len(compiled), "right": right}))
+
+def fork(mine, everyone):
+    child = os.fork()
+    if child == 0:
+        try:
+            work(mine, everyone)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+for line in sys.stdin:
+    children = [fork(mine, json.loads(line)) for mine in json.loads(line)]
+    print(json.dumps([os.waitpid(child, 0)[1] for child in children]), flush=True)
 """
 
 
-def start(folder: Path, *arguments: Path) -> subprocess.Popen[str]:
-    """A process that keeps its kernels in ``folder``."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    temporary = folder.parent / "temporary"
-    temporary.mkdir(exist_ok=True)
-    environment = for_child(TILELANG_CACHE_DIR=str(folder), TMPDIR=str(temporary))
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class Processes:
+    """Processes that keep their kernels in one folder."""
 
+    def __init__(self, folder: Path, kernels: Path) -> None:
+        self.folder = folder
+        temporary = folder / "temporary"
+        temporary.mkdir()
+        environment = for_child(TILELANG_CACHE_DIR=str(kernels), TMPDIR=str(temporary))
+        pipe = subprocess.PIPE
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
 
-def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """What a process printed, and what it said on standard error."""
-    said, complaints = process.communicate(timeout=550)
-    assert process.returncode == 0, complaints
-    return json.loads(said.splitlines()[-1]), complaints
+    def run(self, *names: str) -> list[tuple[dict[str, Any], str]]:
+        """What each of several processes at once found, and what it said on standard error."""
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        files = [self.folder / name for name in names]
+        print(json.dumps(list(map(str, files))), file=self.program.stdin, flush=True)
+        codes = self.program.stdout.readline()
+        complaints = [file.with_name(f"{file.name}.err").read_text() for file in files]
+        assert json.loads(codes) == [0] * len(files), complaints
+        return [(json.loads(file.read_text()), said) for file, said in zip(files, complaints, strict=True)]
+
+    def end(self) -> str:
+        """End the program; what it said on standard error."""
+        return self.program.communicate(timeout=60)[1]
 
 
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("kernel_lib.so"))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_processes_share_one_build_and_a_broken_one_is_compiled_again_with_a_warning(tmp_path: Path) -> None:
-    folder, places = tmp_path / "kernels", (tmp_path / "first", tmp_path / "second")
-    together = [start(folder, *places), start(folder, *reversed(places))]
-    found = [ended(process)[0] for process in together]
+    folder = tmp_path / "kernels"
+    processes = Processes(tmp_path, folder)
+    found = [one for one, _ in processes.run("first", "second")]
     assert sorted(one["compiled"] for one in found) == [0, 1]
     assert all(one["right"] for one in found)
     (library,) = entries(folder)
     assert not list(folder.rglob(".staging/*"))
 
     library.write_bytes(library.read_bytes()[:-100])
-    again, complaints = ended(start(folder))
+    ((again, complaints),) = processes.run("again")
     assert again == {"compiled": 1, "right": True}
     assert "failed integrity verification" in complaints
     assert str(library.parent) in complaints
 
-    last, complaints = ended(start(folder))
+    ((last, complaints),) = processes.run("last")
     assert last == {"compiled": 0, "right": True}
     assert complaints == ""
+    assert processes.end() == ""
     assert not list((tmp_path / "temporary").glob("*.so")) + list((tmp_path / "temporary").glob("*.cpp"))
 
 
