@@ -17,7 +17,7 @@ from arb_ternary.backends.protocol import ProbeResult
 from arb_ternary.errors import ArbError, EnvironmentProblem, UsageProblem
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.kernels import bench as bench_module
-from arb_ternary_bench.kernels import gpu, gpu_probes, peer_bitblas, peer_gemlite
+from arb_ternary_bench.kernels import gpu, gpu_probes, peer_bitblas, peer_gemlite, probes
 from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
 from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_bench.kernels.cells import Cell, Contender
@@ -214,6 +214,8 @@ def test_the_result_on_a_gpu_has_the_keys_of_that_on_the_processor(
             assert row["of_bfloat16_peak"] == pytest.approx(row["of_int8_peak"])
     assert "flush" in pretend.queue
     monkeypatch.undo()
+    monkeypatch.setattr(probes, "_LEAST_BUFFER", 1 << 16)
+    monkeypatch.setattr(probes, "_PEAK_EDGE", 64)
     plain = on_pretended_gpu(device="cpu", cache_bytes=1 << 16)
     assert plain.keys() == result.keys()
     assert plain["machine"].keys() == result["machine"].keys()
