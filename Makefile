@@ -9,6 +9,8 @@ TORCH := $(shell grep '^torch==' requirements-dev.txt)
 PROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml backends/*/pyproject.toml)
 NATIVE := $(wildcard backends/*/CMakeLists.txt backends/*/src/native/*)
 RUN := runs/demo
+# Where it is set, as in many containers, every process that a test starts would compile torch and us once more.
+unexport PYTHONDONTWRITEBYTECODE
 RESULTS := plugins/arb-ternary-bench/results
 
 .PHONY: demo test test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
