@@ -52,6 +52,10 @@ def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
         RunDirectory.existing(tmp_path / "nothing")
     with pytest.raises(UsageProblem, match=r"it has no run\.json"):
         RunDirectory.existing(tmp_path)
+    make(tmp_path / "shakespeare-2")
+    with pytest.raises(UsageProblem, match="there is no such directory") as unknown:
+        RunDirectory.existing(tmp_path / "shakespere-2")
+    assert f"did you mean {tmp_path / 'shakespeare-2'}?" in unknown.value.hint
     (tmp_path / "run.json").write_text('{"format": "another", "version": 1}')
     with pytest.raises(ArbError, match="format 'another' version 1"):
         RunDirectory.existing(tmp_path)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary.errors import ArbError, UsageProblem, nearest
 
 __all__ = ["RUNS", "RunDirectory", "locked", "write_json"]
 
@@ -124,7 +124,10 @@ class RunDirectory:
         directory = cls(path)
         if not directory.exists():
             what = "is not a run directory: it has no run.json" if path.exists() else "there is no such directory"
-            raise UsageProblem(f"{path}: {what}", "`arb train CONFIG` makes one and prints where.")
+            beside = {file.parent.name for file in path.parent.glob(f"*/{directory.record_file.name}")}
+            close = nearest(path.name, beside)
+            meant = "" if close is None else f"did you mean {path.with_name(close)}?\n"
+            raise UsageProblem(f"{path}: {what}", f"{meant}`arb train CONFIG` makes one and prints where.")
         record = directory.record()
         if record.get("format") != FORMAT or record.get("version") != VERSION:
             raise ArbError(

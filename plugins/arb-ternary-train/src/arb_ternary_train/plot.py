@@ -11,6 +11,7 @@ from typing import Any
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
 __all__ = ["plot_losses", "smoothed"]
 
@@ -32,7 +33,8 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
     """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
 
     Training loss (thin: every step; thick: smoothed), validation loss as points, and what simple predictors
-    reach on the same samples as horizontal lines where a finished run has measured it. Below, the micro-batches of
+    reach on the same samples as horizontal lines where a finished run has measured it. Vertical lines where a record
+    of the metrics has a text ``mark`` and a ``mark_kind``: something was decided there. Below, the micro-batches of
     each step, where a run took more than one.
 
     Raises:
@@ -53,6 +55,8 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         axes = lower = figure.add_subplot()
     baselines: dict[str, float] = {}
     top: list[float] = []
+    marks: list[tuple[str, list[Mark]]] = []
+    span = 0
     for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
         train = _points(records, "train")
@@ -64,6 +68,8 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.3)
         axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
         top.append(max(line))
+        marks.append((colour, marks_in(records)))
+        span = max(span, steps[-1])
         if validation := _points(records, "validation"):
             shown = f"{run.path.name}, validation" if len(runs) > 1 else "validation"
             axes.plot(
@@ -76,6 +82,7 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
                 label=shown,
             )
         baselines.update(_baselines(run))
+    draw_marks(axes, marks, span)
     for rank, (name, value) in enumerate(sorted(baselines.items(), key=lambda item: -item[1])):
         axes.axhline(value, color="0.35", linewidth=1.0, linestyle=":" if rank else "--")
         axes.annotate(
@@ -96,7 +103,7 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         each.grid(color="0.9", linewidth=0.6)
         each.set_axisbelow(True)
         each.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(edgecolor="none", framealpha=0.9, fontsize=9)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(destination)

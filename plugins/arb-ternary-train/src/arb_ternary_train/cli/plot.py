@@ -15,7 +15,10 @@ __all__ = ["plot"]
     "-o", "--output", type=click.Path(path_type=Path), help="The figure (.png, .svg, .pdf); default: RUN/loss.png."
 )
 def plot(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Draw training and validation loss of one or several runs, and the entropies of the validation tokens."""
+    """Draw training and validation loss of one or several runs, and the entropies of the validation tokens.
+
+    Vertical lines mark the steps at which something was decided, such as a switch of strategy.
+    """
     from arb_ternary_train.directory import RunDirectory
     from arb_ternary_train.plot import plot_losses
 
