@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from arb_ternary.backends.select import Selection
+from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
@@ -65,6 +66,8 @@ class TrainingContext:
         unfinished_evaluation: number of batches (None: all) of the evaluation that a stop cut short, in a list; None
             where there is none.
         optimizer: the last one that was made.
+        held: steps that have been taken together are being told one after another; until the last, evaluations,
+            checkpoints and stops are put off, because the model is further than ``step``.
         threads_available: threads that torch had when the run began.
     """
 
@@ -88,6 +91,8 @@ class TrainingContext:
     validation: Evaluation | None = None
     unfinished_evaluation: list[int | None] | None = None
     optimizer: Optimizer | None = None
+    held: bool = False
+    _checkpoint_due: bool = False
     threads_available: int = field(factory=torch.get_num_threads)
 
     @property
@@ -120,8 +125,8 @@ class TrainingContext:
         """Name of the current phase; empty between phases."""
         return "" if self.phase is None else self.phase.name
 
-    def make_optimizer(self) -> Optimizer:
-        """The config's optimizer over everything in the model that can be trained now.
+    def make_optimizer(self, choice: OptimizerChoice | None = None) -> Optimizer:
+        """An optimizer over everything in the model that can be trained now: the config's, or that of ``choice``.
 
         Raises:
             ConfigError: the model has parts that the optimizer cannot train.
@@ -130,7 +135,7 @@ class TrainingContext:
         trainable = evolve(collect_trainable(self.model), later=later)
         if not trainable.parts:
             raise ConfigError("model: nothing in it can be trained; every part is frozen")
-        self.optimizer = build_optimizer("optimizer", self.config.optimizer, trainable)
+        self.optimizer = build_optimizer("optimizer", choice or self.config.optimizer, trainable)
         return self.optimizer
 
     def note(self, text: str) -> None:
@@ -154,7 +159,7 @@ class TrainingContext:
         Raises:
             Interrupted: the run was asked to stop; the checkpoint has been written.
         """
-        if self.stop_requested:
+        if self.stop_requested and not self.held:
             path = self.checkpointer.save(self)
             raise Interrupted(
                 f"{self.directory}: stopped by {self.stop.reason} after step {self.step}; saved {path.name}",
@@ -164,7 +169,9 @@ class TrainingContext:
     def checkpoint_if_due(self) -> None:
         """Write a checkpoint when the number of steps is a multiple of ``checkpoint.every``."""
         every = self.config.checkpoint.every
-        if every and self.step % every == 0:
+        self._checkpoint_due |= bool(every) and self.step % every == 0
+        if self._checkpoint_due and not self.held:
+            self._checkpoint_due = False
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
@@ -181,6 +188,7 @@ class TrainingContext:
 
     def leave_phase(self, phase: Phase, result: PhaseResult) -> None:
         """``phase`` has run."""
+        self.settle()
         self.structures.append(phase.structure() if isinstance(phase, ModelChangingPhase) else None)
         self.finished.append(result)
         self.phase = None
@@ -260,8 +268,21 @@ class TrainingContext:
         if self.stop_requested:
             raise _EvaluationStopped
 
+    def evaluate_when_settled(self, batches: int | None = None) -> None:
+        """As :meth:`evaluate`; while the run is held, as soon as it no longer is."""
+        self.unfinished_evaluation = [batches]
+        if not self.held:
+            self.finish_evaluation()
+
+    def settle(self) -> None:
+        """Make the evaluation and the checkpoint that were put off while the run was held, before its next step."""
+        self.finish_evaluation()
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            self.save_checkpoint()
+
     def finish_evaluation(self) -> None:
-        """Make the evaluation that a stop cut short. For a phase that has been restored, before its next step."""
+        """Make the evaluation that was put off, or that a stop cut short; before the next step of a phase."""
         if self.unfinished_evaluation is not None:
             self.evaluate(*self.unfinished_evaluation)
 

@@ -41,13 +41,16 @@ def run_identity(config: RunConfig, data: DataSource) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each value that differs between two identities."""
+    """One line for each value that differs between two identities.
+
+    An option that there was not, and that is null now, is no difference: nobody has asked for what it does.
+    """
     old, new = dict(leaves(dict(before))), dict(leaves(dict(now)))
     absent = object()
     lines = []
     for path in sorted(old.keys() | new.keys(), key=str):
         then, here = old.get(path, absent), new.get(path, absent)
-        if then != here:
+        if then != here and not (then is absent and here is None):
             shown = show_path(path[1:] if path[:1] == ("config",) else path)
             lines.append(f"{shown}: {_show(then, absent)} there, {_show(here, absent)} here")
     return lines

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.errors import ArbError, ConfigError
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import (
     StepOutcome,
     as_outcome,
@@ -27,8 +29,10 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import JoinedOptimizer, TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
+from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import masked_loss, time_arguments
 from arb_ternary_train.model_options import apply_model_options, to_device
+from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState
 from arb_ternary_train.schedules import apply_schedule
@@ -37,6 +41,8 @@ from arb_ternary_train.step_report import InFlight, StepReport
 from arb_ternary_train.threads import settle_threads
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_train.options import LoopOptions
 
@@ -60,6 +66,10 @@ class TrainingLoop:
         micro_batches: micro-batches drawn.
         skipped: micro-batches without a finite loss.
         batches: where micro-batches come from.
+        optimizer: what trains the model.
+        optimizer_choice: what it was made from: the config's, or what a policy has put in its place.
+        adjustment: what a policy has made of rates and clipping.
+        policy: decides how the loop goes on; None = nothing does.
 
     Raises:
         ConfigError: an option that this model, device or optimizer cannot do.
@@ -73,13 +83,10 @@ class TrainingLoop:
         self.model, device = context.model, context.device
         apply_model_options(self.model, options, device)
         settle_threads(context, options, key)
-        self.optimizer = context.make_optimizer()
-        if options.grad_clip is not None and may_defer(self.optimizer):
-            raise ConfigError(
-                f"grad_clip: the optimizer {context.config.optimizer.name!r} decides over sums of several gradients, "
-                "and clipping would act on a partial sum",
-                "Remove grad_clip.",
-            )
+        self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
+        self.adjustment = Adjustment()
+        self.optimizer_choice: OptimizerChoice = context.config.optimizer
+        self._take_on(context.make_optimizer())
         request = BatchRequest(
             options.batch_size,
             options.block_size,
@@ -90,28 +97,88 @@ class TrainingLoop:
         )
         self.batches = context.data.batches(request)
         self._forward: Any = torch.compile(self.model) if options.compile_model else self.model
-        self._takes_loss_signal = takes_loss_signal(self.optimizer)
-        self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
-        for _, module in ternary_modules(self.model):
-            # A loss that is not finite casts no votes here, so that only what looks at gradients can have to undo them.
-            module.undoable = self._scaler is not None or may_refuse(self.optimizer)
         trainable = collect_trainable(self.model)
         votes = bool(trainable.ternary or trainable.stored)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
         context.evaluation_shape = (options.batch_size, options.block_size)
+        self._untold: deque[Drawn] = deque()
+        self._reached = 0
+        self.policy: StepPolicy | None = None
+        if options.policy is not None:
+            self.policy = require_protocol(options.policy.build(), StepPolicy, options.policy)
+            self.policy.begin(self)
 
     def close(self) -> None:
         """Stop reading ahead."""
+        if self.policy is not None:
+            self.policy.close()
         self.batches.close()
+
+    def use_optimizer(self, choice: OptimizerChoice) -> None:
+        """Train with the optimizer of ``choice`` from the next step on. What the last one kept is not handed over.
+
+        Raises:
+            ConfigError: it cannot train the model, or not with the loop's options.
+        """
+        self._take_on(self.context.make_optimizer(choice))
+        self.optimizer_choice = choice
+
+    def _take_on(self, optimizer: Optimizer) -> None:
+        if self.options.grad_clip is not None and may_defer(optimizer):
+            raise ConfigError(
+                f"grad_clip: the optimizer {self.optimizer_choice.name!r} decides over sums of several gradients, "
+                "and clipping would act on a partial sum",
+                "Remove grad_clip.",
+            )
+        self.optimizer = optimizer
+        self._takes_loss_signal = takes_loss_signal(optimizer)
+        for _, module in ternary_modules(self.model):
+            # A loss that is not finite casts no votes here, so that only what looks at gradients can have to undo them.
+            module.undoable = self._scaler is not None or may_refuse(optimizer)
 
     def train_micro_batch(self) -> StepReport | None:
         """Train on one micro-batch; the report if the optimizer stepped, None if the step needs more of them.
 
+        A policy may train on several, which are then told one at a time: ``step`` is that of the last one told, and
+        the run is held back from evaluations, checkpoints and stops until all are.
+
         Raises:
-            ArbError: too many micro-batches in a row had no finite loss.
+            Diverged: too many micro-batches in a row had no finite loss.
+        """
+        try:
+            drawn = self.draw() if self.policy is None else self._next_of(self.policy)
+        except Diverged as error:
+            self._record(error.skip)
+            raise
+        self._record(drawn.skip)
+        return drawn.report
+
+    def _next_of(self, policy: StepPolicy) -> Drawn:
+        if not self._untold:
+            self.context.settle()
+            before = self.step
+            self._untold.extend(policy.advance(self))
+            self._reached, self.step = self.step, before
+        drawn = self._untold.popleft()
+        self.context.held = bool(self._untold)
+        if not self._untold:
+            self.step = self._reached
+        elif drawn.report is not None:
+            self.step = drawn.report.step
+        return drawn
+
+    def _record(self, skip: Skip | None) -> None:
+        if skip is not None:
+            self.context.record_skip(skip.what, skip.value, skip.micro_batch)
+
+    def draw(self) -> Drawn:
+        """Train on one micro-batch, and tell nobody.
+
+        Raises:
+            Diverged: too many in a row had no finite loss.
         """
         context, options, started = self.context, self.options, time.perf_counter()
-        rates = self.set_rates()
+        rates = self.adjustment.apply(self.optimizer, self.set_rates())
         if not self.batches.continues:
             reset_runtime_state(self.model)
         batch = next(self.batches)
@@ -123,7 +190,7 @@ class TrainingLoop:
         loss = self.loss(batch, masked, output)
         value, tokens = float(loss.detach()), int(masked.loss_mask.sum())
         context.mark_progress()
-        report = None
+        drawn = Drawn()
         if math.isfinite(value):
             share = loss
             if options.gradient_accumulation_steps > 1:
@@ -133,12 +200,12 @@ class TrainingLoop:
             share.backward()  # type: ignore[no-untyped-call]
             self._in_flight = self._in_flight.plus(value, tokens)
             if self._in_flight.accumulated == options.gradient_accumulation_steps:
-                report = self._try_to_step(rates)
+                drawn = self._try_to_step(rates)
         else:
             reset_runtime_state(self.model)
-            self._skip("loss", value)
+            drawn = Drawn(skip=self._skip("loss", value))
         context.logbook.count_training(tokens, time.perf_counter() - started)
-        return report
+        return drawn
 
     def mask(self, batch: Batch) -> MaskedBatch:
         """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number."""
@@ -184,22 +251,25 @@ class TrainingLoop:
             min_rate=options.min_rate,
         )
 
-    def _try_to_step(self, rates: Mapping[str, float]) -> StepReport | None:
+    def _try_to_step(self, rates: Mapping[str, float]) -> Drawn:
         in_flight = self._in_flight
         recent = in_flight.losses[-in_flight.accumulated :]
+        if self.policy is not None:
+            self.policy.before_step(self)
         grad_norm = self._clip()
         mean = math.fsum(recent) / len(recent)
         outcome = self._step_optimizer({"loss_signal": mean} if self._takes_loss_signal else {})
+        skip = None
         if outcome.skipped:
-            self._skip("gradient", math.nan if outcome.grad_norm is None else outcome.grad_norm)
+            skip = self._skip("gradient", math.nan if outcome.grad_norm is None else outcome.grad_norm)
         if not outcome.stepped:
             self._in_flight = in_flight.attempted(dropped=outcome.skipped)
-            return None
+            return Drawn(skip=skip)
         self.optimizer.zero_grad()
         self.step += 1
         self._skipped_in_a_row = 0
         self._in_flight = InFlight()
-        return StepReport(
+        report = StepReport(
             step=self.step,
             loss=math.fsum(in_flight.losses) / len(in_flight.losses),
             outcome=outcome,
@@ -208,6 +278,7 @@ class TrainingLoop:
             tokens=sum(in_flight.tokens),
             grad_norm=grad_norm,
         )
+        return Drawn(report, skip)
 
     def _step_optimizer(self, signals: Mapping[str, float]) -> StepOutcome:
         optimizer, scaler = self.optimizer, self._scaler
@@ -224,26 +295,37 @@ class TrainingLoop:
         return outcome
 
     def _clip(self) -> float | None:
-        if self.options.grad_clip is None:
+        adjusted = self.adjustment.grad_clip
+        limit = self.options.grad_clip if adjusted == "configured" else adjusted
+        if limit is None:
             return None
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        return float(nn.utils.clip_grad_norm_(parameters, self.options.grad_clip)) if parameters else None
+        return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else None
 
-    def _skip(self, what: str, value: float) -> None:
+    def _skip(self, what: str, value: float) -> Skip:
         self.skipped += 1
         self._skipped_in_a_row += 1
-        self.context.record_skip(what, value, self.micro_batches)
+        skip = Skip(what, value, self.micro_batches)
         if self._skipped_in_a_row >= self.options.max_skipped:
-            raise ArbError(
+            raise Diverged(
                 f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row had no finite {what}; "
                 f"the last was {value}",
                 "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
+                skip,
             )
+        return skip
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model's own state. The tensors are those in use: copy them to keep them."""
+        if self._untold:
+            raise RuntimeError("the loop has not told all of its steps, and cannot be saved between them")
+        policy = {} if self.policy is None else {"policy": self.policy.state_dict()}
+        return {**self.training_state(), **policy}
+
+    def training_state(self) -> dict[str, Any]:
+        """As :meth:`state_dict`, without the policy's."""
         in_flight = self._in_flight
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         # Between steps the statistics of the gradients are zero, and of no interest.
@@ -275,6 +357,12 @@ class TrainingLoop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where ``state`` was taken, on a model that holds the weights of that moment."""
+        if self.policy is not None:
+            self.policy.load_state_dict(self, state["policy"])
+        self.load_training_state(state)
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """As :meth:`load_state_dict`, without the policy's; its tensors may be used on."""
         device = self.context.device
         self.step = state["step"]
         self.micro_batches = state["micro_batches"]

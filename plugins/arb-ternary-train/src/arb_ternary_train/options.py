@@ -14,6 +14,7 @@ from arb_ternary.config.options import fraction, non_negative, option, optional,
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.schedules import ScheduleName
+from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -80,9 +81,15 @@ class LoopOptions:
         100, "give up after so many micro-batches in a row without a finite loss", validator=positive
     )
 
+    policy: Choice[PolicySpec] | None = option(
+        None, "what decides, step by step, how the loop goes on, and may change optimizer and rates; null = nothing"
+    )
+
     def __attrs_post_init__(self) -> None:
         if self.lr_schedule == "none" and self.warmup_steps:
             raise ValueError("'warmup_steps' has no effect with 'lr_schedule': none; use constant")
+        if self.lr_schedule == "none" and self.policy is not None:
+            raise ValueError("'policy' has no say in rates with 'lr_schedule': none; use constant")
         if self.lr_schedule in ("constant", "none") and self.min_lr is not None:
             raise ValueError(f"'min_lr' has no effect with 'lr_schedule': {self.lr_schedule}")
         if self.warmup_steps > self.steps:

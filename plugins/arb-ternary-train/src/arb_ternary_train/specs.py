@@ -14,6 +14,7 @@ __all__ = [
     "CheckSpec",
     "ExporterSpec",
     "ImporterSpec",
+    "PolicySpec",
     "StarterSpec",
     "SystemSpec",
     "TrackerSpec",
@@ -62,6 +63,13 @@ class ImporterSpec(Spec):
     kind, hook, noun = "importer", "arb_register_importers", "importer"
 
     schemes: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+
+
+@frozen(kw_only=True)
+class PolicySpec(Spec):
+    """Decides, step by step, how a training loop goes on. Factory: ``(config) -> StepPolicy``, one a loop."""
+
+    kind, hook, noun = "policy", "arb_register_policies", "step policy"
 
 
 @frozen(kw_only=True)

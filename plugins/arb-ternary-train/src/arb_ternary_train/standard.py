@@ -116,7 +116,9 @@ def log_and_evaluate(
     # The end of a run has an evaluation of its own.
     at_the_end = context.in_last_phase and last and ends_phase
     if options.eval_every and report.step % options.eval_every == 0 and not at_the_end:
-        context.evaluate(options.eval_batches)
+        context.evaluate_when_settled(options.eval_batches)
+    elif not context.held:
+        context.finish_evaluation()
 
 
 def build(config: StandardConfig) -> StandardPhase:

@@ -1,0 +1,297 @@
+"""A policy of a third party decides how a loop goes on: what it may do, and what becomes of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary.errors import ArbError, Interrupted
+from arb_ternary.plugins.manager import manager, reset_manager
+from arb_ternary_train.context import TrainingContext
+from arb_ternary_train.identity import differences
+from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.metrics import read_metrics
+from arb_ternary_train.policy import Adjustment, Diverged
+from arb_ternary_train.snapshot import Snapshot, copied
+
+PLUGIN = '''
+import attrs
+from attrs import frozen
+from arb_ternary import hookimpl
+from arb_ternary.config.options import option
+from arb_ternary_train.policy import Adjustment
+from arb_ternary_train.snapshot import Snapshot
+from arb_ternary_train.specs import PolicySpec
+
+ARB_API_VERSION = (1, 0)
+LOOPS = []
+
+
+@hookimpl
+def arb_register_policies():
+    return [PolicySpec(name="together", target="policies:Together", config="policies:Options")]
+
+
+@frozen(kw_only=True)
+class Options:
+    steps: int = option(1, "steps that are taken at once")
+    trial: int = option(0, "steps that are tried and taken back before that")
+    memory: bool = option(True, "where the trial's snapshot is")
+    float_rate: float = option(1.0, "factor on a rate")
+    ternary_rate: float = option(1.0, "factor on a rate")
+
+
+class Together:
+    """Takes several steps at once, after others that it takes back."""
+
+    def __init__(self, options):
+        self.options, self.asked, self.closed = options, 0, False
+
+    def begin(self, loop):
+        LOOPS.append(loop)
+        loop.adjustment = Adjustment(float_rate=self.options.float_rate, ternary_rate=self.options.ternary_rate)
+
+    def advance(self, loop):
+        left = loop.options.steps - loop.step
+        if self.options.trial:
+            before = Snapshot.take(loop)
+            if not self.options.memory:
+                before = Snapshot.read(before.save(loop.context.directory / "snapshots"))
+            # Another rule for a while: what it learns, draws and counts is to leave no trace.
+            choice, adjustment = loop.optimizer_choice, loop.adjustment
+            loop.adjustment = Adjustment(float_rate=3.0, ternary_rate=2.0)
+            for _ in range(self.options.trial):
+                loop.draw()
+            loop.use_optimizer(choice)
+            loop.adjustment = adjustment
+            before.restore(loop)
+        return [loop.draw() for _ in range(min(self.options.steps, left))]
+
+    def before_step(self, loop):
+        self.asked += 1
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def load_state_dict(self, loop, state):
+        self.asked = state["asked"]
+
+    def close(self):
+        self.closed = True
+'''
+#: Bytes that do not say how the run was made.
+RESULTS = ("metrics.jsonl", "checkpoints/*/model.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def plugin(tmp_path: Path) -> Iterator[Any]:
+    """The policy, from a file."""
+    file = tmp_path / "policies.py"
+    file.write_text(PLUGIN)
+    reset_manager()
+    manager().load_file(file)
+    yield
+    reset_manager()
+
+
+def policy(**options: Any) -> str:
+    text = ", ".join(f"{key}: {json.dumps(value)}" for key, value in {"name": "together", **options}.items())
+    return f"phases.0.policy={{{text}}}"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"trial": 2}, {"trial": 3, "memory": False}], ids=["plain", "tries", "tries from disk"]
+)
+def test_a_policy_that_changes_nothing_in_the_end_changes_no_bit(tiny: Any, files_in: Any, options: Any) -> None:
+    plain, _ = tiny.run("plain", "phases.0.num_workers=2")
+    other, _ = tiny.run("other", "phases.0.num_workers=2", policy(**options))
+    assert files_in(other.path, RESULTS) == files_in(plain.path, RESULTS)
+    assert len(files_in(plain.path, RESULTS)) > 2
+
+
+def test_steps_that_are_taken_together_are_told_one_by_one_and_saved_and_judged_after_the_last(
+    tiny: Any, files_in: Any
+) -> None:
+    """Three at once: steps 3, 6 and 8 stand where the model does; the evaluation of step 4 is made at 6."""
+    plain, _ = tiny.run("plain", "checkpoint={every: 2, keep: 9}")
+    other, _ = tiny.run("other", policy(steps=3), "checkpoint={every: 2, keep: 9}")
+    told = read_metrics(other.metrics_file)
+    steps = [record for record in told if record["event"] == "train"]
+    assert steps == [record for record in read_metrics(plain.metrics_file) if record["event"] == "train"]
+    judged = [record["step"] for record in told if record["event"] == "validation"]
+    assert judged == [6, 8]
+    # Due at 2, 4, 6 and 8.
+    saved = sorted(path.name for path in other.checkpoints.iterdir() if path.name.startswith("step"))
+    assert saved == ["step-00000003", "step-00000006", "step-00000008"]
+    weights = files_in(plain.path, ("checkpoints/*/model.safetensors",))
+    for name, content in files_in(other.path, ("checkpoints/*[68]/model.safetensors",)).items():
+        assert weights[name] == content
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_a_run_that_is_stopped_among_steps_taken_together_resumes_to_the_same_bytes(
+    tiny: Any, files_in: Any, stop: int
+) -> None:
+    overrides = (policy(steps=3, trial=1), "checkpoint={every: 2, keep: 9}")
+    whole, _ = tiny.run("whole", *overrides)
+    record_step = TrainingContext.record_step
+
+    def stopping(self: TrainingContext, *arguments: Any, **options: Any) -> None:
+        record_step(self, *arguments, **options)
+        if self.step == stop:
+            self.request_stop("a test")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingContext, "record_step", stopping)
+        with pytest.raises(Interrupted):
+            tiny.run("broken", *overrides)
+    broken, _ = tiny.run("broken", *overrides, resume="auto")
+    patterns = ("metrics.jsonl", "checkpoints/step-00000008/*")
+    assert files_in(broken.path, patterns) == files_in(whole.path, patterns)
+    assert "checkpoints/step-00000008/state.json" in files_in(whole.path, patterns)
+
+
+def test_rates_are_those_of_the_schedule_times_the_adjustment(tiny: Any) -> None:
+    plain, _ = tiny.run("plain")
+    other, _ = tiny.run("other", policy(float_rate=0.5, ternary_rate=0.25))
+    for before, after in zip(read_metrics(plain.metrics_file), read_metrics(other.metrics_file), strict=True):
+        if before["event"] == "train":
+            assert after["lr"] == before["lr"] * 0.5
+            assert after["rate"] == before["rate"] * 0.25
+
+
+def test_the_policy_is_asked_before_each_step_and_told_of_the_end(tiny: Any) -> None:
+    tiny.run("run", policy())
+    loops = __import__("sys").modules["policies"].LOOPS
+    assert [(loop.policy.asked, loop.policy.closed) for loop in loops] == [(8, True)]
+
+
+def test_a_policy_does_not_go_with_rates_that_nothing_sets(tiny: Any) -> None:
+    with pytest.raises(ArbError, match="policy: has no say in rates with 'lr_schedule': none; use constant"):
+        tiny.config(policy(), "phases.0.lr_schedule=none", "phases.0.warmup_steps=0")
+
+
+def test_a_run_from_before_there_were_policies_is_still_the_same_run() -> None:
+    before = {"config": {"phases": [{"name": "standard", "steps": 3}]}}
+    now = {"config": {"phases": [{"name": "standard", "steps": 3, "policy": None}]}}
+    assert differences(before, now) == []
+    now["config"]["phases"][0]["policy"] = "together"  # type: ignore[index]
+    assert differences(before, now) == ["phases[0].policy: nothing there, 'together' here"]
+
+
+# --- snapshots ---
+
+
+def loop_of(tiny: Any, *overrides: str) -> TrainingLoop:
+    """A loop on the model of a run that is over."""
+    tiny.run("run", policy(), *overrides)
+    loop = __import__("sys").modules["policies"].LOOPS[-1]
+    return TrainingLoop(loop.context, loop.options, loop.key)
+
+
+def tensors(loop: TrainingLoop) -> list[torch.Tensor]:
+    """Everything that a snapshot has to hold, read off the modules themselves."""
+    parts = [value.clone() for _, value in sorted(loop.model.state_dict().items())]
+    state = loop.optimizer.state_dict()["parts"]["float"]["state"]
+    return [*parts, *(value.clone() for entry in state.values() for _, value in sorted(entry.items()))]
+
+
+@pytest.mark.parametrize("rule", ["sign_votes", "{name: scaled_votes, lr: 0.3}", "momentum_votes"])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_snapshot_puts_back_every_bit_and_what_follows_is_the_same(
+    tiny: Any, tmp_path: Path, rule: str, where: str
+) -> None:
+    loop = loop_of(tiny, f"optimizer.ternary={rule}")
+    for _ in range(3):
+        loop.draw()
+    snapshot, before, cursor = Snapshot.take(loop), tensors(loop), copied(loop.batches.state_dict())
+    if where == "disk":
+        snapshot = Snapshot.read(snapshot.save(tmp_path / "snapshots"))
+    first = [loop.draw().report for _ in range(4)]
+    ends = tensors(loop)
+    assert not all(map(torch.equal, before, ends))
+    for _ in range(2):  # twice: nothing that follows writes into the snapshot
+        snapshot.restore(loop)
+        assert all(map(torch.equal, before, tensors(loop)))
+        assert (loop.step, loop.micro_batches, loop.batches.state_dict()) == (3, 3, cursor)
+        assert [loop.draw().report for _ in range(4)] == first
+        assert all(map(torch.equal, ends, tensors(loop)))
+
+
+def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tiny: Any) -> None:
+    loop = loop_of(tiny)
+    for _ in range(3):
+        loop.draw()
+    snapshot, before = Snapshot.take(loop), tensors(loop)
+    for _ in range(4):
+        loop.draw()
+    cursor = copied(loop.batches.state_dict())
+    snapshot.restore(loop, cursor=False)
+    assert all(map(torch.equal, before, tensors(loop)))
+    assert (loop.step, loop.micro_batches, loop.batches.state_dict()) == (7, 7, cursor)
+
+
+def test_a_snapshot_between_micro_batches_of_a_step_holds_their_gradients(tiny: Any) -> None:
+    loop = loop_of(tiny, "phases.0.gradient_accumulation_steps=3", "optimizer.ternary=scaled_votes")
+    for _ in range(4):
+        loop.draw()
+    snapshot = Snapshot.take(loop)
+    first = [loop.draw().report for _ in range(5)]
+    ends = tensors(loop)
+    snapshot.restore(loop)
+    assert [loop.draw().report for _ in range(5)] == first
+    assert all(map(torch.equal, ends, tensors(loop)))
+
+
+def test_bytes_of_a_snapshot_are_those_of_its_tensors(tiny: Any) -> None:
+    loop = loop_of(tiny)
+    loop.draw()
+    snapshot = Snapshot.take(loop)
+    model = sum(value.numel() * value.element_size() for value in loop.model.state_dict().values())
+    state = loop.optimizer.state_dict()["parts"]["float"]["state"]
+    moments = sum(value.numel() * value.element_size() for entry in state.values() for value in entry.values())
+    generators = snapshot.loop["rng"]
+    rest = generators["torch"].nbytes + generators["numpy"][1].nbytes
+    assert snapshot.nbytes == model + moments + rest
+
+
+# --- clipping and divergence ---
+
+
+def test_the_adjustment_s_clipping_goes_before_the_loop_s(tiny: Any) -> None:
+    loop = loop_of(tiny, "phases.0.grad_clip=1e-3")
+    report = loop.draw().report
+    assert report is not None
+    assert report.grad_norm is not None
+    snapshot = Snapshot.take(loop)
+    moved = {}
+    for clip in ("configured", 1e-6, None):
+        snapshot.restore(loop)
+        loop.adjustment = Adjustment(grad_clip=clip)
+        report = loop.draw().report
+        assert report is not None
+        moved[clip] = report.grad_norm
+    assert moved["configured"] == moved[1e-6] is not None
+    assert moved[None] is None
+
+
+def test_too_many_losses_that_are_not_finite_are_an_error_that_says_which_was_the_last(tiny: Any) -> None:
+    loop = loop_of(tiny, "phases.0.max_skipped=3")
+    loop.loss = lambda batch, masked, output: output.sum() * float("nan")  # type: ignore[method-assign]
+    assert [loop.draw().skip.micro_batch for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
+    with pytest.raises(Diverged, match="3 micro-batches in a row had no finite loss") as caught:
+        loop.draw()
+    assert (caught.value.skip.what, caught.value.skip.micro_batch) == ("loss", 3)
+
+
+def test_a_policy_without_what_it_needs_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    __import__("importlib").import_module("policies")
+    monkeypatch.setattr("policies.Together", lambda options: SimpleNamespace(advance=None))
+    with pytest.raises(ArbError, match="does not keep the protocol StepPolicy: it lacks before_step, begin, close"):
+        tiny.run("run", policy())
