@@ -22,6 +22,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import apply_overrides, read_document, set_value, value_origins
 from arb_ternary_train.exact import contradictions, make_exact
 from arb_ternary_train.requirements import unmet_requirements
+from arb_ternary_train.short_forms import write_out_policies
 
 __all__ = ["in_only_phase", "load_config", "load_document", "structure_run"]
 
@@ -79,6 +80,7 @@ def structure_run(document: Document, registry: Registry) -> LoadedConfig[RunCon
     Raises:
         ConfigError, EnvironmentProblem: as :func:`load_config`.
     """
+    document = write_out_policies(document, registry)
     config, faults = structure_with_faults(RunConfig, document, registry)
     exact = find_origin(document.origins, ("exact",))
     faults.extend(contradictions(document.data, exact))

@@ -13,6 +13,8 @@ from arb_ternary.config.fields import config_fields, default_of, is_required, sh
 from arb_ternary.config.options import HELP, Rule
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.errors import ArbError
+from arb_ternary.specs import PhaseSpec
+from arb_ternary_train.short_forms import POLICY
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -97,13 +99,24 @@ class _Builder:
             return {"type": "object", "description": error.what, "properties": named, "required": ["name"]}
         options: dict[str, Any] = {"properties": {}, "required": []} if cls is None else self.mapping(cls)
         given = {"description": _GIVEN, "type": "array", "items": {"enum": list(options["properties"])}}
+        short = self.policies() if kind == PhaseSpec.kind and POLICY in options["properties"] else {}
         return {
             "type": "object",
             "description": spec.summary,
-            "properties": {**named, **({} if cls is None else {GIVEN: given}), **options["properties"]},
+            "properties": {**named, **({} if cls is None else {GIVEN: given}), **short, **options["properties"]},
             "required": ["name", *options["required"]],
             "additionalProperties": False,
         }
+
+    def policies(self) -> dict[str, Any]:
+        """The short forms of a phase's policy; see ``arb_ternary_train.short_forms``."""
+        return {name: {"anyOf": [{"type": "null"}, self.short(name)]} for name in self.registry.names(POLICY)}
+
+    def short(self, policy: str) -> dict[str, Any]:
+        """The options of a policy, without its name."""
+        whole = self.component(POLICY, policy)
+        properties = {key: value for key, value in whole["properties"].items() if key not in ("name", GIVEN)}
+        return {**whole, "properties": properties, "required": [key for key in whole["required"] if key != "name"]}
 
     def refer(self, name: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if name not in self.definitions:

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from arb_ternary.config.choice import Choice
 from arb_ternary.config.options import option, optional, positive
 from arb_ternary.errors import EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec
-from arb_ternary_train.specs import CheckSpec
+from arb_ternary_train.specs import CheckSpec, PolicySpec
 
 MODULE = "arb_run_test_components"
 
@@ -40,6 +41,18 @@ class Standard:
     lr: float | None = option(None, "learning rate; null = the optimizer's", validator=optional(positive))
 
 
+@frozen(kw_only=True)
+class Watched(Standard):
+    hawk: int = option(1, "an option with the name of a policy")
+    policy: Choice[PolicySpec] | None = option(None, "what decides; null = nothing")
+
+
+@frozen(kw_only=True)
+class Watch:
+    every: int = option(10, "steps between looks", validator=positive)
+    names: tuple[str, ...] = option((), "who looks")
+
+
 @frozen
 class Registered:
     spec: Spec
@@ -56,6 +69,10 @@ SPECS = (
     _spec(DataSpec, "shakespeare"),
     _spec(MaskingSpec, "causal"),
     _spec(PhaseSpec, "standard", "Standard"),
+    _spec(PhaseSpec, "watched", "Watched"),
+    _spec(PolicySpec, "watch", "Watch"),
+    _spec(PolicySpec, "sleep"),
+    _spec(PolicySpec, "hawk"),
     _spec(CheckSpec, "pure"),
 )
 
@@ -79,6 +96,9 @@ class FakeRegistry:
 
     def names(self, kind: str) -> Sequence[str]:
         return tuple(sorted(name for each, name in self.specs if each == kind))
+
+    def not_installed(self, kind: str) -> dict[str, str]:
+        return {"absent": "arb-ternary-absent"} if kind == "policy" else {}
 
 
 class FakePlugins:

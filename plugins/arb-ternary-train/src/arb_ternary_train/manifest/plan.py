@@ -173,7 +173,8 @@ def _run_config(
         raise Faulty(*_below(at, error)) from error
     name = f"{target.name}-{run.id}"
     data = {**settings, "name": name, "seed": run.seed, **({"checks": checks} if checks else {}), **target.config}
-    document = Document(data, file.document.source, _origins(file, place, data, run))
+    prefixes = [family.name for family, _ in read.families]
+    document = Document(data, file.document.source, _origins(file, place, data, prefixes))
     try:
         return load_document(document, FilePath(file.document.source).parent).config
     except ArbError as error:
@@ -196,14 +197,18 @@ def _checks(run: Run) -> Iterator[dict[str, Any]]:
         yield {"name": entry["type"], **{key: value for key, value in entry.items() if key != "type"}}
 
 
-def _origins(file: ManifestFile, place: tuple[int, int], data: Mapping[str, Any], run: Run) -> dict[Path, Origin]:
-    """The line of the manifest behind each value of a run's config."""
+def _origins(
+    file: ManifestFile, place: tuple[int, int], data: Mapping[str, Any], prefixes: Sequence[str]
+) -> dict[Path, Origin]:
+    """The line of the manifest behind each value of a run's config; ``prefixes`` of keys that plugins have brought."""
     t, r = place
     at: Path = ("targets", t, "runs", r)
     target = file.manifest.targets[t]
+    run = target.runs[r]
     found: dict[Path, Origin] = {}
     for path in ((), *_paths(data)):
         last = path[-1] if path else ""
+        keys = (last, *(f"{prefix}_{last}" for prefix in prefixes))
         if path[:1] == ("model",):
             behind: Path = ("targets", t, "system") if target.system is not None else at
         elif path[:1] == ("checks",):
@@ -211,8 +216,8 @@ def _origins(file: ManifestFile, place: tuple[int, int], data: Mapping[str, Any]
             behind = (*at, "verify", *("type" if part == "name" else part for part in inside))
         elif path and path[0] in target.config:
             behind = ("targets", t, "config", *path)
-        elif last in run.train:
-            behind = (*at, "train", last)
+        elif key := next((key for key in keys if key in run.train), None):
+            behind = (*at, "train", key)
         else:
             behind = (*at, last)
         origin = find_origin(file.document.origins, behind)

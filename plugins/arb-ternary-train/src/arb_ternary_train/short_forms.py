@@ -1,0 +1,86 @@
+"""Short forms of a config file, written out before it is structured.
+
+In a phase whose options have a ``policy``, a key that is the name of a policy and no option of the phase stands for it:
+``{name: standard, orchestrator: {decision_interval: 100}}`` is
+``{name: standard, policy: {name: orchestrator, decision_interval: 100}}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from attrs import evolve
+
+from arb_ternary.config.errors import Fault, Path, find_origin
+from arb_ternary.config.fields import config_fields
+from arb_ternary.config.structure import options_class
+from arb_ternary.config.yaml_document import Document
+from arb_ternary.errors import ArbError
+from arb_ternary.plugins.registry import Registry
+from arb_ternary.specs import Spec
+
+__all__ = ["POLICY", "has_policy", "write_out_policies"]
+
+#: The option of a phase, and the kind of component.
+POLICY: Final = "policy"
+
+
+def has_policy(spec: Spec) -> bool:
+    """Whether a phase's options say what decides its steps."""
+    return POLICY in _options(spec)
+
+
+def write_out_policies(document: Document, registry: Registry) -> Document:
+    """``document``, that of a run, with every policy at its key; each value keeps its line.
+
+    Faults are collected in the document: two policies in one phase, or one that is no mapping.
+    """
+    phases = document.data.get("phases") if isinstance(document.data, dict) else None
+    if not isinstance(phases, list):
+        return document
+    policies = {*registry.names(POLICY), *registry.not_installed(POLICY)}
+    written, origins, faults = list(phases), dict(document.origins), list(document.faults)
+    for index, phase in enumerate(phases):
+        names = _names_in(phase, policies, registry)
+        if not names:
+            continue
+        at: Path = ("phases", index)
+        name, line = names[0], find_origin(document.origins, (*at, names[0]))
+        others = [key for key in (*names, POLICY) if key in phase]
+        if len(others) > 1:
+            text = f"the phase has several policies, {' and '.join(map(repr, others))}; keep one of them"
+            faults.append(Fault((*at, name), text, origin=line))
+        options = phase[name]
+        if options is not None and not isinstance(options, dict):
+            text = f"must be a mapping with the options of the policy, not {options!r}"
+            faults.append(Fault((*at, name), text, origin=line))
+            options = None
+        rest = {key: value for key, value in phase.items() if key not in names}
+        written[index] = {**rest, POLICY: {"name": name, **(options or {})}}
+        origins = {_moved(path, (*at, name), (*at, POLICY)): origin for path, origin in origins.items()}
+        if line is not None:
+            origins[(*at, POLICY, "name")] = line
+    if written == phases and len(faults) == len(document.faults):
+        return document
+    return evolve(document, data={**document.data, "phases": written}, origins=origins, faults=tuple(faults))
+
+
+def _names_in(phase: Any, policies: set[str], registry: Registry) -> list[str]:
+    """The keys of ``phase`` that stand for a policy; what else is wrong with it, structuring says."""
+    name = phase.get("name") if isinstance(phase, dict) else None
+    if not isinstance(name, str):
+        return []
+    try:
+        options = _options(registry.get("phase", name).spec)
+    except ArbError:
+        return []
+    return [key for key in phase if key in policies and key not in options] if POLICY in options else []
+
+
+def _options(spec: Spec) -> frozenset[str]:
+    cls = options_class(spec)
+    return frozenset() if cls is None else frozenset(str(field.alias) for field in config_fields(cls))
+
+
+def _moved(path: Path, source: Path, target: Path) -> Path:
+    return (*target, *path[len(source) :]) if path[: len(source)] == source else path
