@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import OptimizerSpec
+from arb_ternary.specs import CommandSpec, OptimizerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -25,4 +25,15 @@ def arb_register_optimizers() -> Sequence[OptimizerSpec]:
             accepts=frozenset({"float"}),
         )
         for name, (config, summary) in _OPTIMIZERS.items()
+    )
+
+
+@hookimpl
+def arb_register_commands() -> Sequence[CommandSpec]:
+    return (
+        CommandSpec(
+            name="orchestrator",
+            target="arb_ternary_orchestrator.cli:orchestrator",
+            summary="tell what was decided in a run, and switch strategies by hand",
+        ),
     )
