@@ -87,6 +87,8 @@ VALUES: Final[dict[str, list[Any]]] = {
     "max_batch_draws": [1],
     "decay_steps": [1],
     "tau": [1e-3],
+    "switch_threshold": [1e-12],
+    "window": [3],
 }
 #: Options of a component that others wait for.
 COMPANIONS: Final[dict[str, dict[str, Any]]] = {
@@ -98,6 +100,9 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "optimizer.signgsd": {"votes": {"accum_threshold": 1, "lr": 3.0}},
     "phase.progressive": {"steps_per_stack": 3},
     "optimizer.scaled_votes": {"lr": 1.0},
+    "optimizer.adagc": {"warmup": 1, "max_norm": 1e-3},
+    "optimizer.nowcasting": {"every": 3, "window": 2, "spacing": 1},
+    "optimizer.swats": {"min_steps_before_switch": 1, "switch_threshold": 1.0},
     "optimizer.momentum_votes": {"flip_rate": 0.5, "quanta": 20.0},
 }
 #: Phases that take no step of their own, because they read, convert, judge, measure or write, or that need what such a
@@ -180,7 +185,7 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
             config["model"].pop("group_size")
             section, where = {**SPLIT, "ternary": section}, (kind, "ternary")
         elif any(field.name == "inner" for field in config_fields(options_class(found.spec) or object)):
-            section["inner"] = SPLIT
+            section["inner"] = SPLIT if "ternary" in accepts else {"name": "adamw"}
     if kind == "model":
         section = {**MODEL, "float_parts": ["head"], **section}
         if name != "decoder":

@@ -6,17 +6,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arb_ternary_orchestrator.optim.config import LionConfig
+    from arb_ternary_orchestrator.optim.adagc import AdaGC
+    from arb_ternary_orchestrator.optim.config import (
+        AdaGCConfig,
+        GradientNoiseConfig,
+        GradientSmootherConfig,
+        LionConfig,
+        NowcastingConfig,
+        SGDConfig,
+        SWATSConfig,
+    )
+    from arb_ternary_orchestrator.optim.gradient_noise import GradientNoise
+    from arb_ternary_orchestrator.optim.gradient_smoother import GradientSmoother
     from arb_ternary_orchestrator.optim.lion import Lion
+    from arb_ternary_orchestrator.optim.nowcasting import Nowcasting
+    from arb_ternary_orchestrator.optim.sgd import SGD
+    from arb_ternary_orchestrator.optim.swats import SWATS
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AdaGC": "arb_ternary_orchestrator.optim.adagc",
+    "AdaGCConfig": "arb_ternary_orchestrator.optim.config",
+    "GradientNoise": "arb_ternary_orchestrator.optim.gradient_noise",
+    "GradientNoiseConfig": "arb_ternary_orchestrator.optim.config",
+    "GradientSmoother": "arb_ternary_orchestrator.optim.gradient_smoother",
+    "GradientSmootherConfig": "arb_ternary_orchestrator.optim.config",
     "Lion": "arb_ternary_orchestrator.optim.lion",
     "LionConfig": "arb_ternary_orchestrator.optim.config",
+    "Nowcasting": "arb_ternary_orchestrator.optim.nowcasting",
+    "NowcastingConfig": "arb_ternary_orchestrator.optim.config",
+    "SGD": "arb_ternary_orchestrator.optim.sgd",
+    "SGDConfig": "arb_ternary_orchestrator.optim.config",
+    "SWATS": "arb_ternary_orchestrator.optim.swats",
+    "SWATSConfig": "arb_ternary_orchestrator.optim.config",
 }
 
-__all__ = ["Lion", "LionConfig", "__version__"]
+__all__ = [
+    "SGD",
+    "SWATS",
+    "AdaGC",
+    "AdaGCConfig",
+    "GradientNoise",
+    "GradientNoiseConfig",
+    "GradientSmoother",
+    "GradientSmootherConfig",
+    "Lion",
+    "LionConfig",
+    "Nowcasting",
+    "NowcastingConfig",
+    "SGDConfig",
+    "SWATSConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

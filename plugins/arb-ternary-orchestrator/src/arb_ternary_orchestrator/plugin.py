@@ -11,6 +11,12 @@ ARB_API_VERSION = (1, 0)
 
 _OPTIMIZERS = {
     "lion": ("LionConfig", "steps by the sign of an interpolated momentum; one buffer a parameter"),
+    "sgd": ("SGDConfig", "gradient descent with momentum, as torch has it"),
+    "swats": ("SWATSConfig", "Adam, until the rate that SGD would need has settled; then SGD"),
+    "adagc": ("AdaGCConfig", "wrapper: clips each parameter's gradient by the average of its own clipped norms"),
+    "gradient_smoother": ("GradientSmootherConfig", "wrapper: an average of gradients in the place of each"),
+    "gradient_noise": ("GradientNoiseConfig", "wrapper: adds noise to gradients, ever less of it"),
+    "nowcasting": ("NowcastingConfig", "wrapper: every so many steps moves weights to where they are heading"),
 }
 
 

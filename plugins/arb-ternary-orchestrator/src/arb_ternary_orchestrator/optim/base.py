@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -12,8 +12,12 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary_orchestrator.optim.gradients import check_float, with_gradient
 
 __all__ = ["FloatOptimizer", "float_groups", "wide"]
+
+
+_WHY: Final = "it trains real floating-point parameters, and ternary modules learn by votes"
 
 
 def wide(tensor: Tensor) -> torch.dtype:
@@ -55,14 +59,11 @@ class FloatOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; ConfigError for parameters that have no float values."""
         super().add_param_group(param_group)
-        for index, parameter in enumerate(self.param_groups[-1]["params"]):
-            if not parameter.is_floating_point():
-                self.param_groups.pop()
-                raise ConfigError(
-                    f"{type(self).__name__}: param group {len(self.param_groups)}, parameter {index}: dtype "
-                    f"{parameter.dtype} cannot be trained by it",
-                    "It trains real floating-point parameters; ternary modules learn by votes (scaled_votes).",
-                )
+        try:
+            check_float(type(self).__name__, len(self.param_groups) - 1, self.param_groups[-1]["params"], _WHY)
+        except ConfigError:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -78,18 +79,8 @@ class FloatOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = []
-        for number, group in enumerate(self.param_groups):
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter in parameters:
-                if parameter.grad.is_sparse:
-                    raise ConfigError(
-                        f"{type(self).__name__}: param group {number}: a gradient of shape {tuple(parameter.shape)} is "
-                        "sparse",
-                        "Make the embedding with sparse=False, or train it with signgsd.",
-                    )
-            found.append((group, parameters))
-        for group, parameters in found:
+        found = with_gradient(type(self).__name__, self.param_groups)
+        for group, parameters in zip(self.param_groups, found, strict=True):
             if parameters:
                 self._step_group(group, parameters)
         return StepOutcome(statistics=self._statistics()) if loss is None else loss

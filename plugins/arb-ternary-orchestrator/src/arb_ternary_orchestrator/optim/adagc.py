@@ -1,0 +1,77 @@
+"""AdaGC: Wang et al., "AdaGC: Enhancing LLM Pretraining Stability via Adaptive Gradient Clipping", 2025."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary_orchestrator.optim.gradients import global_norm
+from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
+
+__all__ = ["AdaGC"]
+
+
+class AdaGC(FloatWrapper):
+    """Clips the gradient of each parameter to ``threshold`` times an average of its own clipped norms.
+
+    The first ``warmup`` gradients of a parameter are clipped to a norm of ``max_norm`` of all gradients together, and
+    the smallest norm that a parameter then has is the first value of its average. From there on, with the norm ``n``
+    and the average ``a``: ``n' = min(n, threshold a)``; ``a = decay a + (1 - decay) n'``.
+
+    A gradient of exactly zero says nothing of how large gradients are, and is passed over; a parameter that gets its
+    first gradients late has its warm-up then. An update with a gradient that is not finite is dropped whole.
+
+    Args:
+        inner: the optimizer that steps.
+        threshold: largest norm as a multiple of the average; 1.05 in the paper.
+        decay: of the average.
+        warmup: gradients of a parameter that are clipped globally.
+        max_norm: norm of all gradients together to which they are clipped in the warm-up.
+
+    Attributes:
+        last_clipped: parameters whose gradient the last step made smaller.
+    """
+
+    refuses: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        threshold: float = 1.05,
+        decay: float = 0.98,
+        warmup: int = 100,
+        max_norm: float = 1.0,
+    ) -> None:
+        super().__init__(inner)
+        self.threshold, self.decay, self.warmup, self.max_norm = threshold, decay, warmup, max_norm
+        self.last_clipped = 0
+
+    def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
+        total = global_norm(norms)
+        self.last_clipped = 0
+        for parameter, norm in zip(parameters, norms, strict=True):
+            if norm == 0:
+                continue
+            state = self.state[parameter]
+            seen, average = state.get("seen", 0), state.get("average")
+            if seen < self.warmup or average is None:
+                allowed = norm * min(1.0, self.max_norm / total)
+                state["average"] = allowed if average is None else min(average, allowed)
+            else:
+                allowed = min(norm, self.threshold * average)
+                state["average"] = self.decay * average + (1 - self.decay) * allowed
+            state["seen"] = seen + 1
+            if allowed < norm:
+                assert parameter.grad is not None
+                parameter.grad.mul_(allowed / norm)
+                self.last_clipped += 1
+
+    def _statistics(self) -> dict[str, float]:
+        return {"clipped": float(self.last_clipped)}
+
+    def planned_state_bytes(self) -> int:
+        """Averages are numbers of the host."""
+        return 0

@@ -1,0 +1,47 @@
+"""An average of gradients in the place of each gradient."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary_orchestrator.optim.base import wide
+from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
+
+__all__ = ["GradientSmoother"]
+
+
+class GradientSmoother(FloatWrapper):
+    """Hands the wrapped optimizer the exponential average of each parameter's gradients, in the place of the last one.
+
+    ``s = decay s + (1 - decay) g``, divided by ``1 - decay**k`` after ``k`` gradients (Kingma and Ba, 2015, section 3),
+    so that a constant gradient arrives as it is from the first step on. An update with a gradient that is not finite
+    is dropped whole: it would stay in the average.
+
+    Args:
+        inner: the optimizer that steps.
+        decay: of the average.
+    """
+
+    refuses: ClassVar[bool] = True
+
+    def __init__(self, inner: Optimizer, *, decay: float = 0.9) -> None:
+        super().__init__(inner)
+        self.decay = decay
+
+    def _before(self, parameters: list[Tensor], norms: list[float]) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            gradient, state = parameter.grad.to(wide(parameter)), self.state[parameter]
+            if not state:
+                state.update(seen=0, average=torch.zeros_like(gradient))
+            state["seen"] += 1
+            state["average"].lerp_(gradient, 1 - self.decay)
+            parameter.grad.copy_(state["average"] / (1 - self.decay ** state["seen"]))
+
+    def planned_state_bytes(self) -> int:
+        """One average a parameter."""
+        return sum(each.numel() * wide(each).itemsize for each in self.parameters)

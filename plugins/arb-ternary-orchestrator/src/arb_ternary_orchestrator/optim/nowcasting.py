@@ -1,0 +1,138 @@
+"""Weights some steps ahead, predicted from those of the last steps.
+
+After Jang, Lee and Park, "Learning to Boost Training by Periodic Nowcasting Near Future Weights", 2023, where a trained
+network predicts. Here it is a line or a damped geometric series, which need no training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_orchestrator.optim.base import wide
+from arb_ternary_orchestrator.optim.config import NOT_TRITS, window_fault
+from arb_ternary_orchestrator.optim.wrapper import FloatWrapper
+
+__all__ = ["Nowcasting", "geometric_jump", "linear_jump"]
+
+
+class Nowcasting(FloatWrapper):
+    """Every ``every`` steps moves each parameter to where it is heading, ``horizon`` steps ahead.
+
+    The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last of them is of the step
+    itself. Afterwards they are forgotten: a jump is no step of the trajectory.
+
+    Args:
+        inner: the optimizer that steps.
+        method: ``"linear"`` (:func:`linear_jump`) or ``"geometric"`` (:func:`geometric_jump`).
+        every: steps between jumps.
+        window: snapshots.
+        spacing: steps between snapshots.
+        horizon: steps ahead.
+        trust_ratio: longest jump of a parameter, as a multiple of the way between its first and its last snapshot; None
+            = any.
+
+    Attributes:
+        steps: steps of the wrapped optimizer.
+        jumps: jumps so far.
+
+    Raises:
+        ConfigError: ``inner`` trains integer weights; the snapshots do not fit between two jumps, or are too few for
+            the method.
+    """
+
+    only_floats: ClassVar[str] = NOT_TRITS
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        method: Literal["linear", "geometric"] = "linear",
+        every: int = 100,
+        window: int = 5,
+        spacing: int = 4,
+        horizon: int = 10,
+        trust_ratio: float | None = 1.0,
+    ) -> None:
+        super().__init__(inner)
+        if fault := window_fault(method, every, window, spacing):
+            raise ConfigError(f"Nowcasting: {fault}")
+        self.method, self.every, self.window, self.spacing = method, every, window, spacing
+        self.horizon, self.trust_ratio = horizon, trust_ratio
+        self.steps = self.jumps = 0
+
+    def _after(self) -> None:
+        self.steps += 1
+        left = -self.steps % self.every
+        if left % self.spacing == 0 and left // self.spacing < self.window:
+            for parameter in self.parameters:
+                self.state[parameter].setdefault("snapshots", []).append(parameter.detach().clone())
+        if left == 0:
+            for parameter in self.parameters:
+                self._jump(parameter)
+            self.state.clear()
+            self.jumps += 1
+
+    def _jump(self, parameter: Tensor) -> None:
+        last = parameter.to(wide(parameter))
+        # What has not moved gives exactly zero everywhere, and so stays to the bit.
+        behind = [snapshot.to(last.dtype) - last for snapshot in self.state[parameter]["snapshots"]]
+        jump = (linear_jump if self.method == "linear" else geometric_jump)(behind, self.horizon / self.spacing)
+        if self.trust_ratio is not None:
+            longest, length = behind[0].norm() * self.trust_ratio, jump.norm()
+            jump = torch.where(length > longest, jump * (longest / length), jump)
+        parameter.copy_(last + jump)
+
+    def _statistics(self) -> dict[str, float]:
+        return {"jumps": float(self.jumps)}
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "jumps": self.jumps}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.jumps = state["steps"], state["jumps"]
+
+    def planned_state_bytes(self) -> int:
+        """The snapshots before a jump; at the jump itself they are gone."""
+        return (self.window - 1) * sum(parameter.nbytes for parameter in self.parameters)
+
+
+def linear_jump(behind: list[Tensor], ahead: float) -> Tensor:
+    """From the last of several equally spaced points to where their least-squares line is ``ahead`` spacings later.
+
+    Args:
+        behind: the points relative to the last of them, which is zero; oldest first.
+        ahead: how far, in spacings.
+    """
+    count = len(behind)
+    middle = (count - 1) / 2
+    spread = sum((index - middle) ** 2 for index in range(count))
+    jump = torch.zeros_like(behind[0])
+    for index, point in enumerate(behind):
+        jump.add_(point, alpha=1 / count + (index - middle) / spread * (count - 1 + ahead - middle))
+    return jump
+
+
+def geometric_jump(behind: list[Tensor], ahead: float) -> Tensor:
+    """From the last of several equally spaced points, as if each way were the one before times one common ratio.
+
+    The ratio ``r`` is the least-squares one of all ways ``d`` of the tensor, ``sum(d' . d) / sum(d . d)``, but at least
+    0 (what swings to and fro has arrived) and at most 1; the jump is the last way times ``r + r**2 + ... + r**ahead``.
+
+    Args:
+        behind: the points relative to the last of them; oldest first, three at least.
+        ahead: how far, in spacings.
+    """
+    ways = [after - before for before, after in pairwise(behind)]
+    pairs = list(pairwise(ways))
+    along = sum(((after * before).sum() for before, after in pairs), torch.zeros_like(behind[0].sum()))
+    squares = sum(((before * before).sum() for before, _ in pairs), torch.zeros_like(along))
+    ratio = torch.where(squares > 0, along / squares, torch.zeros_like(along)).clamp(0, 1)
+    series = torch.where(ratio < 1, ratio * (1 - ratio**ahead) / (1 - ratio), torch.full_like(ratio, ahead))
+    return ways[-1] * series
