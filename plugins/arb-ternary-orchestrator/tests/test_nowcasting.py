@@ -1,0 +1,147 @@
+"""Nowcasting on trajectories whose future is known, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from arb_ternary.errors import ConfigError
+from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_orchestrator import Nowcasting, NowcastingConfig
+from arb_ternary_orchestrator.optim.build import build_nowcasting
+from arb_ternary_orchestrator.optim.nowcasting import geometric_jump, linear_jump
+from arb_ternary_testing.component import make_choice
+
+
+class Along(Optimizer):
+    """Puts a parameter where a function of the number of its steps since the last jump says."""
+
+    def __init__(self, parameter: torch.nn.Parameter, way: Any) -> None:
+        super().__init__([parameter], {"lr": 1.0})
+        self.way, self.taken = way, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].copy_(self.way(self.taken))
+        return StepOutcome()
+
+
+def after(way: Any, steps: int, **options: Any) -> torch.Tensor:
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = Nowcasting(Along(parameter, way), **{"trust_ratio": None, **options})
+    for _ in range(steps):
+        optimizer.step()
+    return parameter.detach()
+
+
+START, SLOPE = torch.tensor([1.0, -2.0, 0.0, 5.0]).double(), torch.tensor([0.3, 0.0, -1.0, 1e-3]).double()
+
+
+@pytest.mark.parametrize(
+    ("method", "window", "spacing", "horizon"),
+    [("linear", 2, 1, 1), ("linear", 5, 4, 10), ("linear", 3, 2, 25), ("geometric", 3, 1, 1), ("geometric", 5, 4, 10)],
+)
+def test_on_a_line_it_lands_on_the_line(method: str, window: int, spacing: int, horizon: int) -> None:
+    found = after(
+        lambda t: START + SLOPE * t, 20, method=method, every=20, window=window, spacing=spacing, horizon=horizon
+    )
+    np.testing.assert_allclose(found.numpy(), (START + SLOPE * (20 + horizon)).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("horizon", [6, 30])
+def test_on_ways_that_shrink_by_a_common_ratio_the_geometric_one_lands_on_them(ratio: float, horizon: int) -> None:
+    """``w(t) = a + b r**t``, as gradient descent makes on a quadratic of one curvature."""
+    found = after(
+        lambda t: START + SLOPE * ratio**t,
+        12,
+        method="geometric",
+        every=12,
+        window=4,
+        spacing=3,
+        horizon=horizon,
+    )
+    expected = START + SLOPE * ratio ** (12 + horizon)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_line_is_that_of_least_squares() -> None:
+    random = np.random.default_rng(5)
+    for count, ahead in ((2, 1.0), (5, 2.5), (8, 0.5)):
+        points = random.standard_normal((count, 6))
+        slope, level = np.polyfit(np.arange(count), points, 1)
+        expected = level + slope * (count - 1 + ahead) - points[-1]
+        found = linear_jump([torch.from_numpy(each - points[-1]) for each in points], ahead)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_swings_does_not_jump_and_what_grows_goes_on_straight() -> None:
+    swinging = [torch.tensor([x], dtype=torch.float64) for x in (1.0, -1.0, 1.0, 0.0)]
+    assert geometric_jump(swinging, 5.0).tolist() == [0.0]
+    growing = [torch.tensor([x - 7.0], dtype=torch.float64) for x in (0.0, 1.0, 3.0, 7.0)]
+    assert geometric_jump(growing, 5.0).tolist() == [20.0]
+    still = [torch.zeros(3) for _ in range(3)]
+    assert geometric_jump(still, 5.0).tolist() == [0.0] * 3
+
+
+def test_the_trust_ratio_bounds_the_jump_by_the_way_over_the_window() -> None:
+    way = SLOPE.norm()
+    for ratio, expected in ((0.5, 0.5 * 4 * way), (10.0, 40 * way)):
+        found = after(lambda t: START + SLOPE * t, 8, every=8, window=5, spacing=1, horizon=40, trust_ratio=ratio)
+        assert float((found - START - 8 * SLOPE).norm()) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = Nowcasting(torch.optim.SGD([weight], lr=1.0), every=4, window=2, spacing=2, horizon=3, trust_ratio=None)
+    seen, kept = [], []
+    for _ in range(9):
+        weight.grad = -torch.ones(1, dtype=torch.float64)
+        outcome = optimizer.step()
+        seen.append(float(weight.detach()))
+        kept.append(len(optimizer.state.get(weight, {}).get("snapshots", [])))
+    assert seen == [1.0, 2.0, 3.0, 7.0, 8.0, 9.0, 10.0, 14.0, 15.0]
+    assert kept == [0, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert outcome.statistics["jumps"] == 2
+
+
+def test_a_parameter_that_does_not_move_stays_to_the_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(1000, generator=generator))
+    before = weight.detach().clone()
+    for method in ("linear", "geometric"):
+        optimizer = Nowcasting(torch.optim.SGD([weight]), method=method, every=10, window=5, spacing=2)
+        for _ in range(10):
+            optimizer.step()
+        assert optimizer.jumps == 1
+        assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"every": 16}, "must be greater than the 16 steps that 5 snapshots span, 4 apart; 16 is not"),
+        ({"method": "geometric", "window": 2}, "must be 3 or greater with 'method': geometric"),
+    ],
+)
+def test_snapshots_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_choice("optimizer", "nowcasting", options)
+    with pytest.raises(ConfigError, match=text):
+        Nowcasting(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), **options)
+
+
+def test_trits_are_refused_with_the_reason() -> None:
+    ternary = TernaryLinear(32, 4, group_size=32)
+    options: NowcastingConfig = make_choice("optimizer", "nowcasting").options
+    with pytest.raises(ConfigError, match=r"nowcasting cannot train 'head': .* there is nothing to extrapolate"):
+        build_nowcasting(options, Trainable(ternary={"head": ternary}))
+    votes = make_choice("optimizer", "sign_votes").build(Trainable(ternary={"head": ternary}))
+    with pytest.raises(ConfigError, match=r"trits .* are integers; there is nothing to extrapolate"):
+        Nowcasting(votes)
