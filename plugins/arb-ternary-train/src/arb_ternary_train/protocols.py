@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -211,6 +211,17 @@ class AddsParts(Protocol):
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
         """Kinds of the added parts that are to be trained, by this phase or, if it is ``followed``, by another."""
         ...
+
+
+@runtime_checkable
+class LeavesModel(Protocol):
+    """Options of a phase that trains nothing: a run of such phases alone is not evaluated at its end.
+
+    Attributes:
+        leaves_model: whether the phase leaves the model as it found it.
+    """
+
+    leaves_model: ClassVar[bool]
 
 
 @runtime_checkable

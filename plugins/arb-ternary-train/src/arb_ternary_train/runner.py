@@ -27,7 +27,7 @@ from arb_ternary_train.init_from import load_weights, run_of
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.progress import LogFile, Reporter, make_reporter
-from arb_ternary_train.protocols import Attachments, Check, CheckResult
+from arb_ternary_train.protocols import Attachments, Check, CheckResult, LeavesModel
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
@@ -244,7 +244,8 @@ def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
 def _finish(context: TrainingContext) -> RunReport:
     """Evaluate, run the checks, write ``result.json``."""
     options = context.config.phases[-1].options
-    untouched = all(getattr(phase.options, "leaves_model", False) for phase in context.config.phases)
+    phases = [phase.options for phase in context.config.phases]
+    untouched = all(isinstance(each, LeavesModel) and each.leaves_model for each in phases)
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
     results: list[tuple[str, CheckResult]] = []
