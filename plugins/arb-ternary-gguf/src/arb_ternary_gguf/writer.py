@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from arb_ternary.errors import ArbError, DataError
 from arb_ternary_gguf.reader import MAGIC
 from arb_ternary_gguf.tensor_types import TensorType
 from arb_ternary_gguf.values import Kind, Scalar, Value, encode, encode_string
+from arb_ternary_train.durable import replacing
 
 __all__ = ["PlannedTensor", "write_gguf"]
 
@@ -66,23 +66,16 @@ def write_gguf(
     if alignment != 32:
         metadata = {**metadata, "general.alignment": Scalar(Kind.UINT32, alignment)}
     header = _header(metadata, tensors, alignment)
-    temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(header)
-                file.write(bytes(-len(header) % alignment))
-                for tensor in tensors:
-                    written = sum(file.write(np.ascontiguousarray(chunk).data) for chunk in tensor.chunks())
-                    if written != tensor.size:
-                        raise ArbError(f"{path}: tensor {tensor.name!r} gave {written} bytes instead of {tensor.size}")
-                    file.write(bytes(-written % alignment))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as new, new.open("wb") as file:
+            file.write(header)
+            file.write(bytes(-len(header) % alignment))
+            for tensor in tensors:
+                written = sum(file.write(np.ascontiguousarray(chunk).data) for chunk in tensor.chunks())
+                if written != tensor.size:
+                    raise ArbError(f"{path}: tensor {tensor.name!r} gave {written} bytes instead of {tensor.size}")
+                file.write(bytes(-written % alignment))
     except OSError as error:
         raise ArbError(f"{path}: cannot be written: {error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from arb_ternary_hf.written_config import config_json, quantization_json
 from arb_ternary_text.interchange.architecture import architecture_of
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights, weight_of
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.durable import flush
 
 __all__ = ["HfExporter", "build"]
 
@@ -55,7 +55,7 @@ class HfExporter:
             staging.mkdir(parents=True)
             self._write(model, staging, metadata)
             for path in staging.iterdir():
-                _flush(path)
+                flush(path)
             staging.replace(destination)
         except OSError as error:
             raise ArbError(f"{destination}: cannot be written: {error}") from error
@@ -164,11 +164,6 @@ def _exponent(name: str, weight: TernaryWeight) -> int:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def build(config: HfExportConfig) -> HfExporter:

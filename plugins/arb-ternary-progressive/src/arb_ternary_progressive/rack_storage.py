@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from torch import Tensor
 from arb_ternary.errors import CheckpointError
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_train.checkpoint_format import tensor_digest, write_tensors
+from arb_ternary_train.durable import replacing
 from arb_ternary_train.init_from import load_state
 
 __all__ = ["StoredRack", "load_into", "read_rack", "write_rack"]
@@ -56,15 +56,11 @@ def write_rack(rack: Rack, path: Path) -> None:
         "structure": rack.structure(),
         "digests": {name: tensor_digest(tensor) for name, tensor in tensors.items()},
     }
-    temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(temporary, tensors, json.dumps(header, sort_keys=True))
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with replacing(path) as new:
+            write_tensors(new, tensors, json.dumps(header, sort_keys=True))
     except (OSError, safetensors.SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: the rack cannot be written: {error}") from error
 
 

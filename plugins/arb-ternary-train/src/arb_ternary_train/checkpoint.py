@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from arb_ternary.errors import CheckpointError
 from arb_ternary_train import checkpoint_format as fmt
+from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import TensorParts
 
 __all__ = ["Checkpoint", "CheckpointStore", "no_fault", "read_checkpoint"]
@@ -126,7 +126,7 @@ class CheckpointStore:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             self.faults("renamed")
-            _flush(self.root)
+            flush(self.root)
             self._point_to(final)
         except OSError as error:
             raise CheckpointError(
@@ -214,8 +214,8 @@ class CheckpointStore:
         fmt.write_manifest(folder / _MANIFEST, content)
         self.faults("manifest written")
         for name in (*files, _MANIFEST):
-            _flush(folder / name)
-        _flush(folder)
+            flush(folder / name)
+        flush(folder)
         self.faults("flushed")
 
     def _unused(self, step: int) -> Path:
@@ -227,10 +227,10 @@ class CheckpointStore:
     def _point_to(self, path: Path) -> None:
         temporary = self.root / f"{_TEMPORARY}latest"
         temporary.write_text(f"{path.name}\n", encoding="utf-8")
-        _flush(temporary)
+        flush(temporary)
         self.faults("pointer written")
         temporary.replace(self.root / "latest")
-        _flush(self.root)
+        flush(self.root)
         self.faults("pointer replaced")
 
     def _remove_leftovers(self) -> None:
@@ -260,12 +260,3 @@ def _order(path: Path) -> tuple[int, int]:
     if match is None:
         raise CheckpointError(f"{path}: not the name of a checkpoint", "Their names are like step-00000200.")
     return int(match[1]), int(match[2] or 0)
-
-
-def _flush(path: Path) -> None:
-    """Make ``path`` (a file or a folder) durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

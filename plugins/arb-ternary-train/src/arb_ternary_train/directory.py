@@ -26,6 +26,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from arb_ternary.errors import ArbError, UsageProblem, nearest
+from arb_ternary_train.durable import replacing
 
 __all__ = ["RUNS", "RunDirectory", "locked", "write_json"]
 
@@ -37,11 +38,8 @@ VERSION: Final = 1
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` to ``path``, replacing it whole."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with replacing(path) as new:
+        new.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from arb_ternary.errors import ArbError
 from arb_ternary_train.checkpoint_format import write_tensors
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.durable import replacing
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.named_component import named_exporter
 from arb_ternary_train.restore import load_run
@@ -69,15 +69,11 @@ class SafetensorsExporter:
         Raises:
             ArbError: the file cannot be written.
         """
-        temporary = destination.with_name(f".{destination.name}.writing")
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(temporary, ModelState(model), json.dumps(dict(metadata), sort_keys=True))
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(destination)
+            with replacing(destination) as new:
+                write_tensors(new, ModelState(model), json.dumps(dict(metadata), sort_keys=True))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise ArbError(f"{destination}: cannot be written: {error}") from error
 
 

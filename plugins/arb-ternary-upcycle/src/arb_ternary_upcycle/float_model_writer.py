@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ArbError, ComponentError
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_train.directory import write_json
+from arb_ternary_train.durable import flush, replacing
 from arb_ternary_train.safetensors_file import write_safetensors
 from arb_ternary_upcycle.float_model import (
     DTYPES,
@@ -128,7 +128,7 @@ class FloatModelWriter:
             for name in files:
                 hasher.update(_digest(self.path / name))
             write_json(self.path / MODEL_FILE, {**self._content, "digest": hasher.hexdigest()})
-            _sync_folder(self.path)
+            flush(self.path)
         return FloatModel.open(self.path)
 
     def reopen(self) -> None:
@@ -153,13 +153,10 @@ class FloatModelWriter:
             key: value.to(self._dtype if value.is_floating_point() else wanted[key].dtype)
             for key, value in tensors.items()
         }
-        temporary = self.path / f".{name}.writing"
         try:
-            write_safetensors(temporary, converted, "")
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
-            _sync_folder(self.path)
+            with replacing(self.path / name) as new:
+                write_safetensors(new, converted, "")
+            flush(self.path)
         except OSError as error:
             raise ArbError(f"{self.path / name}: cannot be written: {error}") from error
 
@@ -170,15 +167,3 @@ def _digest(path: Path) -> bytes:
         while piece := file.read(_PIECE):
             hasher.update(piece)
     return hasher.digest()
-
-
-def _sync_folder(path: Path) -> None:
-    """Have a rename survive a loss of power, where the system can."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from arb_ternary_train.durable import replacing
 
 __all__ = ["Stream"]
 
@@ -45,12 +46,8 @@ class Stream:
     @contextmanager
     def writing(self, block: int) -> Iterator[Callable[[Tensor], None]]:
         """A function that takes the tensor of ``block``, part after part; it is there whole or not at all."""
-        temporary = self.folder / f".{self._file(block).name}.writing"
-        with temporary.open("wb") as file:
+        with replacing(self._file(block)) as new, new.open("wb") as file:
             yield lambda part: _append(file, part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._file(block))
 
     def forget(self, kept: int) -> None:
         """Remove the files of all blocks but ``kept``."""

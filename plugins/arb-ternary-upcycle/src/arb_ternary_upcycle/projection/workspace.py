@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import write_json
+from arb_ternary_train.durable import replacing
 from arb_ternary_train.safetensors_file import SafetensorsFile, write_safetensors
 
 __all__ = ["Workspace"]
@@ -62,12 +62,8 @@ class Workspace:
             state: its state dict in the student.
             errors: of its linears.
         """
-        file = self._block(number)
-        temporary = self.folder / f".{file.name}.writing"
-        write_safetensors(temporary, state, "")
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(file)
+        with replacing(self._block(number)) as new:
+            write_safetensors(new, state, "")
         self.errors.append(errors)
         self._write(number + 1)
 

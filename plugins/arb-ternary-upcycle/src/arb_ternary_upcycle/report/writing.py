@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import write_json
+from arb_ternary_train.durable import replacing
 from arb_ternary_upcycle.benchmark.measurements import MEASUREMENTS
 from arb_ternary_upcycle.report.contents import gather
 from arb_ternary_upcycle.report.figures import draw_figures
@@ -41,7 +41,8 @@ def write_report(run: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
         for name, content in files.items():
-            _replace(folder / name, content)
+            with replacing(folder / name) as new:
+                new.write_bytes(content)
         write_json(folder / "report.json", contents.to_json())
     except OSError as error:
         raise ArbError(f"{folder}: the report cannot be written: {error}", "Free some space, then --resume.") from error
@@ -52,11 +53,3 @@ def refresh_report(run: Path) -> None:
     """Write the report anew where the run has one: something that it tells has changed."""
     if (run / MEASUREMENTS).exists():
         write_report(run)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f".{file.name}.writing")
-    temporary.write_bytes(content)
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(file)
