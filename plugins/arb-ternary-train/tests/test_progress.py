@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from arb_ternary_train.progress import LogFile, PlainReporter, RichReporter, format_duration, make_reporter
+from arb_ternary_train.progress import (
+    LogFile,
+    PlainReporter,
+    RichReporter,
+    format_bytes,
+    format_duration,
+    make_reporter,
+)
 
 
 class Terminal(io.StringIO):
@@ -19,6 +26,21 @@ class Terminal(io.StringIO):
 )
 def test_durations_read_as_people_write_them(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (20 << 20, "20.0 MiB"),
+        (1 << 30, "1.0 GiB"),
+        (1 << 41, "2048.0 GiB"),
+    ],
+)
+def test_bytes_are_in_the_largest_unit_that_fits(number: int, text: str) -> None:
+    assert format_bytes(number) == text
 
 
 def test_a_terminal_gets_a_bar_and_anything_else_plain_lines() -> None:

@@ -10,6 +10,7 @@ import click
 
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_train.progress import format_bytes
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.plan import StagePlan
@@ -57,16 +58,6 @@ def plan(
     print_table([title for title, _ in COLUMNS], [[show(stage) for _, show in COLUMNS] for stage in stages])
 
 
-def size(nbytes: int) -> str:
-    """``512 B``, ``1.5 KiB``, ``20.0 MiB``."""
-    amount = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    raise AssertionError("unreachable")
-
-
 #: The columns of the plan: title, and what a stack has there.
 COLUMNS: Final[tuple[tuple[str, Callable[[StagePlan], object]], ...]] = (
     ("stack", lambda stage: stage.index),
@@ -79,10 +70,10 @@ COLUMNS: Final[tuple[tuple[str, Callable[[StagePlan], object]], ...]] = (
     ("hidden", lambda stage: "" if stage.hidden_share is None else f"{stage.hidden_share:.0%}"),
     ("parameters", lambda stage: f"{stage.parameters:,}"),
     ("learning", lambda stage: f"{stage.trainable:,}"),
-    ("weights", lambda stage: size(stage.memory.weights)),
-    ("gradients", lambda stage: size(stage.memory.gradients)),
-    ("optimizer", lambda stage: size(stage.memory.optimizer)),
-    ("activations", lambda stage: size(stage.memory.activations)),
-    ("cache", lambda stage: size(stage.memory.cache)),
-    ("memory", lambda stage: size(stage.memory.total)),
+    ("weights", lambda stage: format_bytes(stage.memory.weights)),
+    ("gradients", lambda stage: format_bytes(stage.memory.gradients)),
+    ("optimizer", lambda stage: format_bytes(stage.memory.optimizer)),
+    ("activations", lambda stage: format_bytes(stage.memory.activations)),
+    ("cache", lambda stage: format_bytes(stage.memory.cache)),
+    ("memory", lambda stage: format_bytes(stage.memory.total)),
 )

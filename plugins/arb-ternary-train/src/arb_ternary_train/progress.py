@@ -14,7 +14,16 @@ from typing import Any, Final, Protocol, TextIO
 
 from attrs import define, field
 
-__all__ = ["LogFile", "PlainReporter", "Reporter", "RichReporter", "Silent", "format_duration", "make_reporter"]
+__all__ = [
+    "LogFile",
+    "PlainReporter",
+    "Reporter",
+    "RichReporter",
+    "Silent",
+    "format_bytes",
+    "format_duration",
+    "make_reporter",
+]
 
 #: Seconds between lines that say how far an evaluation has come.
 _EVALUATION_LINES: Final = 5.0
@@ -28,6 +37,14 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_bytes(number: int) -> str:
+    """``512 B``, ``1.5 KiB``, ``20.0 MiB``: in the largest unit of 1024 that fits, up to GiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} B"
 
 
 def describe(metrics: Mapping[str, Any]) -> str:

@@ -11,13 +11,14 @@ import click
 from arb_ternary.cli.options import as_json, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 from arb_ternary_train.openmp import wait_passively
+from arb_ternary_train.progress import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from arb_ternary_train.manifest.dry_run import Outlook
     from arb_ternary_train.manifest.plan import PlannedRun
     from arb_ternary_train.report import RunReport
 
-__all__ = ["outlook_rows", "run", "show_bytes"]
+__all__ = ["outlook_rows", "run"]
 
 
 @click.command("run")
@@ -128,29 +129,15 @@ def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
         ),
         (
             "memory beside activations",
-            f"{show_bytes(outlook.memory_bytes)}: model {show_bytes(outlook.model_bytes)}, optimizer "
-            f"{'not known' if outlook.optimizer_bytes is None else show_bytes(outlook.optimizer_bytes)}, "
-            f"float gradients {show_bytes(outlook.gradient_bytes)}",
+            f"{format_bytes(outlook.memory_bytes)}: model {format_bytes(outlook.model_bytes)}, optimizer "
+            f"{'not known' if outlook.optimizer_bytes is None else format_bytes(outlook.optimizer_bytes)}, "
+            f"float gradients {format_bytes(outlook.gradient_bytes)}",
         ),
     ]
     for phase in outlook.phases:
         if phase.steps is None or phase.tokens is None:
             rows.append((f"phase {phase.name}", "takes no training steps"))
         else:
-            time = "" if phase.seconds is None else f", about {_duration(phase.seconds)}"
+            time = "" if phase.seconds is None else f", about {format_duration(phase.seconds)}"
             rows.append((f"phase {phase.name}", f"{phase.steps:,} steps, {phase.tokens:,} tokens{time}"))
     return [*rows, *(("note", note) for note in outlook.notes)]
-
-
-def show_bytes(number: int) -> str:
-    """A number of bytes, in the largest unit of 1024 that fits."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} B"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

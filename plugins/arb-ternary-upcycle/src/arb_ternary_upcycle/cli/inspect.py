@@ -16,7 +16,7 @@ __all__ = ["inspect"]
 @as_json
 def inspect(model: str, as_json: bool) -> None:
     """Say what upcycling would make of MODEL: sizes, linears that become ternary, memory, and how heads can split."""
-    from arb_ternary_train.cli.run import show_bytes
+    from arb_ternary_train.progress import format_bytes
     from arb_ternary_upcycle.recipe.inspection import describe
     from arb_ternary_upcycle.recipe.outline import read_outline
 
@@ -47,7 +47,7 @@ def inspect(model: str, as_json: bool) -> None:
     click.echo()
     print_table(
         ("phase", "weights in memory", "on disk"),
-        [(row["phase"], show_bytes(row["memory"]), show_bytes(row["disk"])) for row in found["stages"]],
+        [(row["phase"], format_bytes(row["memory"]), format_bytes(row["disk"])) for row in found["stages"]],
     )
     click.echo()
     if found["decoupled"]:
