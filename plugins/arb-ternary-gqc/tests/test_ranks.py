@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,9 +100,7 @@ def work(rank: int, folder: str) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("ranks")
     # This file as a program: a module of pytest's has no name by which another process could import it.
-    processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder)]) for rank in range(2)]
-    for process in processes:
-        assert process.wait(240) == 0
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=240)
     return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -142,4 +142,16 @@ def test_the_ranks_see_parameters_that_only_some_of_them_reached(tmp_path: Path)
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), sys.argv[2])
+    # Two forks of what it took several seconds to import.
+    children = []
+    for rank in range(2):
+        if (child := os.fork()) == 0:
+            try:
+                work(rank, sys.argv[1])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(any(statuses))
