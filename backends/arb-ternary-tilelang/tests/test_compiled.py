@@ -14,8 +14,8 @@ INT8 = {"sm_80": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8", "sm_90a": "wgmma
 HALF = {"sm_80": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16", "sm_90a": "wgmma.mma_async.sync.aligned"}
 
 
-#: Compiled on every run of the tests: a product for one GPU, the votes of one for another. The rest takes minutes.
-ALWAYS = (("linear int8", ARCHITECTURES[0]), ("cast_votes int8", ARCHITECTURES[-1]))
+#: Compiled on every run of the tests: a product for one GPU. The rest takes minutes.
+ALWAYS = (("linear int8", ARCHITECTURES[0]),)
 COMPILED = [
     pytest.param(name, arch, marks=() if (name, arch) in ALWAYS else pytest.mark.slow)
     for name in HOT_KERNELS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -35,6 +35,21 @@ QUICK = ("torch", USABLE[0])
 every_backend = pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in USABLE]
 )
+
+
+def compiled_on(choices: Sequence[Any]) -> list[Any]:
+    """Each choice with each backend. What is compiled sees ops and not their kernels: on others than torch's, slow."""
+    return [
+        pytest.param(
+            choice,
+            name,
+            marks=() if name == "torch" or (name in QUICK and choice == choices[0]) else pytest.mark.slow,
+        )
+        for choice in choices
+        for name in USABLE
+    ]
+
+
 Arguments = tuple[Any, ...]
 
 
@@ -133,16 +148,15 @@ class Model(nn.Module):
         return self.head(torch.relu(self.hidden(x)) + self.hidden(torch.relu(x)))
 
 
-@every_backend
-@pytest.mark.parametrize(("activations", "gradients"), MODES)
-def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str, gradients: str, backend: str) -> None:
+@pytest.mark.parametrize(("mode", "backend"), compiled_on(MODES))
+def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(mode: tuple[str, str], backend: str) -> None:
     ids = torch.randint(0, 30, (4, 7))
     states = []
     torch._dynamo.reset()  # every backend and mode is another graph, and their number is limited
     for compiled in (False, True):
         torch.manual_seed(1)
         with use_backend(backend):
-            model = Model(activations, gradients)
+            model = Model(*mode)
         run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
         for _ in range(3):
             run(ids).square().sum().backward()
@@ -152,8 +166,7 @@ def test_a_compiled_model_is_one_graph_and_casts_the_same_votes(activations: str
     assert int(states[0]["hidden.votes"].abs().sum()) > 0
 
 
-@every_backend
-@pytest.mark.parametrize("integer", [False, True])
+@pytest.mark.parametrize(("integer", "backend"), compiled_on([False, True]))
 def test_a_compiled_model_casts_the_same_scaled_votes_and_is_not_compiled_again_when_they_change(
     integer: bool, backend: str
 ) -> None:
