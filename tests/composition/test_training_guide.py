@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from arb_ternary.cli.main import main
 from arb_ternary.config.errors import show_path
 from arb_ternary.config.fields import leaves, to_plain
-from arb_ternary.plugins.discovery import canonical
+from arb_ternary.plugins.discovery import PluginRecord, canonical, discover
+from arb_ternary.plugins.manager import reset_manager
 from arb_ternary_hf.config import HfExportConfig
 from arb_ternary_hf.exporter import HfExporter
 from arb_ternary_text.data.shakespeare import load_text
@@ -101,7 +103,7 @@ def test_standard_training_of_the_guide(name: str, capsys: pytest.CaptureFixture
     ]
     # The decoder's defaults are the sizes of the guide's small transformer.
     assert (run["layers"], run["ternary_weights"]) == (4, 4 * (4 + 8) * 256**2)
-    assert ("no key with orchestrator_ was read" in told) == (name in ("overview", "complete_reference"))
+    assert "orchestrator_" not in told
     assert ("vars.d_model is used nowhere" in told) == (name == "from_scratch")
 
 
@@ -165,8 +167,27 @@ def test_the_guides_llama_becomes_decoupled_whether_or_not_it_is_here(
     assert "width: 2048, the teacher's is 64" in told
 
 
+@pytest.fixture
+def without_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installation without the distribution of orchestrated training."""
+
+    def others() -> tuple[list[PluginRecord], list[str]]:
+        found, notes = discover()
+        return [record for record in found if record.distribution != "arb-ternary-orchestrator"], notes
+
+    monkeypatch.setattr("arb_ternary.plugins.manager.discover", others)
+    reset_manager()
+    yield
+    reset_manager()
+
+
+@pytest.mark.usefixtures("without_the_orchestrator")
 def test_what_is_orchestrated_names_the_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_into_the_hub(tmp_path)
+    for name in ("overview", "complete_reference"):  # which say that it does not take part
+        code, _, told = dry_run(manifest(name), capsys)
+        assert code == 0, told
+        assert "no key with orchestrator_ was read" in told
     for name in ("orchestrated", "orchestrator_options", "adagc"):
         code, _, told = dry_run(manifest(name), capsys)
         assert code == 3

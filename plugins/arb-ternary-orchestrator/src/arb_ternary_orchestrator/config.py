@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from attrs import frozen
 
 from arb_ternary.config.options import Rule, non_negative, option, optional, positive
+from arb_ternary.optim.protocol import Planned
+from arb_ternary_orchestrator.validation import contradictions
 
 __all__ = ["OrchestratorConfig"]
 
@@ -71,3 +76,7 @@ class OrchestratorConfig:
     telemetry_every: int = option(
         10, "steps between measurements of each module: gradient, flips, change of the weights", validator=positive
     )
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        return contradictions(self, run, planned)

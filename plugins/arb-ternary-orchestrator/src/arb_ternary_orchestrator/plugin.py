@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, OptimizerSpec
+from arb_ternary.specs import CommandSpec, OptimizerSpec, Spec
+from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_orchestrator.specs import StrategySpec
+from arb_ternary_train.specs import TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -18,6 +21,11 @@ _OPTIMIZERS = {
     "gradient_noise": ("GradientNoiseConfig", "wrapper: adds noise to gradients, ever less of it"),
     "nowcasting": ("NowcastingConfig", "wrapper: every so many steps moves weights to where they are heading"),
 }
+
+
+@hookimpl
+def arb_register_kinds() -> Sequence[type[Spec]]:
+    return (StrategySpec,)
 
 
 @hookimpl
@@ -41,5 +49,25 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             name="orchestrator",
             target="arb_ternary_orchestrator.cli:orchestrator",
             summary="tell what was decided in a run, and switch strategies by hand",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_strategies() -> Sequence[StrategySpec]:
+    return tuple(
+        StrategySpec(name=name, target=f"arb_ternary_orchestrator.strategies.portfolio:{name}", summary=summary)
+        for name, summary in STRATEGIES.items()
+    )
+
+
+@hookimpl
+def arb_register_train_keys() -> Sequence[TrainKeysSpec]:
+    return (
+        TrainKeysSpec(
+            name="orchestrator",
+            target="arb_ternary_orchestrator.keys:orchestrate",
+            config="arb_ternary_orchestrator.keys:OrchestratorKeys",
+            summary="strategies that change during the run",
         ),
     )

@@ -1,0 +1,127 @@
+"""The built-in strategies. What they do to votes is measured: ``studies/votes.py``, docs/how-to/orchestrate.md."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_orchestrator.strategies.strategy import RATES, Strategy
+from arb_ternary_orchestrator.strategies.transform import LeafChange, chosen, with_options, wrap_floats
+
+__all__ = [
+    "aggressive_adamw",
+    "aggressive_votes",
+    "configured",
+    "conservative_adamw",
+    "conservative_votes",
+    "lion_conservative",
+    "sgd_escape",
+    "spike_resistant",
+]
+
+
+def _rule(name: str, **options: Any) -> LeafChange:
+    """Puts the rule ``name`` in the place of another that is known; its own options where it stands there already.
+
+    The rate is the configured one, and rate times decay stays the same.
+    """
+
+    def change(leaf: OptimizerChoice) -> OptimizerChoice:
+        if leaf.name == name:
+            return with_options(leaf, **options)
+        if leaf.name not in RATES:
+            return leaf
+        decay = getattr(leaf.options, "weight_decay", 0.0) * RATES[leaf.name] / RATES[name]
+        if name == "sgd":  # whose decay is part of the sum that momentum makes of gradients
+            decay *= 1.0 - options["momentum"]
+        return chosen(name, lr=_rate(leaf), weight_decay=decay, **options)
+
+    return change
+
+
+def _clipped(leaf: OptimizerChoice) -> OptimizerChoice:
+    """AdamW whose gradients are clipped, each parameter's by itself; another rule that is not known is clipped too."""
+    return wrap_floats(_rule("adamw", beta1=0.9, beta2=0.999)(leaf), "adagc", max_norm=0.25)
+
+
+def _rate(leaf: OptimizerChoice) -> float:
+    return float(getattr(leaf.options, "lr", None) or leaf.options.adam_lr)
+
+
+def _votes(*, clip: float | None = None, leak: float | None = None, carry: bool | None = None) -> LeafChange:
+    """Other settings of scaled votes; other rules of votes keep theirs, and follow the rate."""
+
+    def change(leaf: OptimizerChoice) -> OptimizerChoice:
+        if leaf.name != "scaled_votes":
+            return leaf
+        given = {"clip": clip, "leak": leak, "carry": carry}
+        return with_options(leaf, **{name: value for name, value in given.items() if value is not None})
+
+    return change
+
+
+_CAREFUL_VOTES: Final = _votes(clip=1.0)
+_BOLD_VOTES: Final = _votes(clip=4.0)
+
+configured = Strategy(
+    name="configured",
+    summary=STRATEGIES["configured"],
+)
+conservative_adamw = Strategy(
+    name="conservative_adamw",
+    summary=STRATEGIES["conservative_adamw"],
+    float_rate=0.5,
+    ternary_rate=0.5,
+    grad_clip=1.0,
+    float_leaf=_rule("adamw", beta1=0.9, beta2=0.999),
+    ternary_leaf=_CAREFUL_VOTES,
+)
+aggressive_adamw = Strategy(
+    name="aggressive_adamw",
+    summary=STRATEGIES["aggressive_adamw"],
+    float_rate=2.0,
+    ternary_rate=2.0,
+    grad_clip=10.0,
+    float_leaf=_rule("adamw", beta1=0.9, beta2=0.95),
+    ternary_leaf=_BOLD_VOTES,
+)
+sgd_escape = Strategy(
+    name="sgd_escape",
+    summary=STRATEGIES["sgd_escape"],
+    ternary_rate=2.0,
+    grad_clip=1.0,
+    float_leaf=_rule("sgd", momentum=0.9),
+    ternary_leaf=_votes(leak=0.0),
+)
+spike_resistant = Strategy(
+    name="spike_resistant",
+    summary=STRATEGIES["spike_resistant"],
+    float_rate=0.25,
+    ternary_rate=0.25,
+    float_leaf=_clipped,
+    ternary_leaf=_CAREFUL_VOTES,
+)
+lion_conservative = Strategy(
+    name="lion_conservative",
+    summary=STRATEGIES["lion_conservative"],
+    float_rate=0.5,
+    ternary_rate=0.5,
+    grad_clip=1.0,
+    float_leaf=_rule("lion", beta1=0.9, beta2=0.99),
+    ternary_leaf=_votes(clip=1.0, carry=False),
+)
+conservative_votes = Strategy(
+    name="conservative_votes",
+    summary=STRATEGIES["conservative_votes"],
+    float_rate=0.5,
+    ternary_rate=0.5,
+    ternary_leaf=_CAREFUL_VOTES,
+)
+aggressive_votes = Strategy(
+    name="aggressive_votes",
+    summary=STRATEGIES["aggressive_votes"],
+    float_rate=2.0,
+    ternary_rate=2.0,
+    ternary_leaf=_BOLD_VOTES,
+)

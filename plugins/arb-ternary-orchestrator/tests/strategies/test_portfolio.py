@@ -1,0 +1,81 @@
+"""Every built-in strategy trains a model of every kind, as its name says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from arb_ternary.optim.protocol import build_optimizer, collect_trainable
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_orchestrator.strategies import find_strategy, strategy_names
+from arb_ternary_orchestrator.strategies.carry import carry_state
+from arb_ternary_testing.component import make_choice
+
+FLOAT, TERNARY = {"name": "adamw", "lr": 0.001}, {"name": "scaled_votes"}
+CONFIGURED: dict[str, tuple[str, Any]] = {
+    "float": ("adamw", {"lr": 0.001}),
+    "ternary": ("scaled_votes", {}),
+    "signs": ("sign_votes", {}),
+    "momentum": ("momentum_votes", {}),
+    "mixed": ("split", {"ternary": TERNARY, "float": FLOAT}),
+    "lion": ("lion", {}),
+    "wrapped": ("gqc.gnr", {"inner": {"name": "split", "ternary": TERNARY, "float": FLOAT}}),
+}
+
+
+def model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    votes: list[nn.Module] = [TernaryLinear(32, 32, group_size=32, activations="float", scale_rule="frozen")]
+    if kind in ("ternary", "signs", "momentum"):
+        return nn.Sequential(*votes)
+    floats = [nn.Linear(32, 32), nn.LayerNorm(32)]
+    return nn.Sequential(*floats) if kind in ("float", "lion") else nn.Sequential(*floats, *votes)
+
+
+def test_names_and_summaries_are_those_that_are_registered() -> None:
+    built_in = [name for name in strategy_names() if name not in ("soar", "dive")]
+    assert built_in == sorted(STRATEGIES)
+    assert {name: find_strategy(name).summary for name in built_in} == STRATEGIES
+
+
+@pytest.mark.parametrize("kind", CONFIGURED)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains_every_kind_of_model(name: str, kind: str) -> None:
+    network, (rule, options) = model(kind), CONFIGURED[kind]
+    configured, strategy = make_choice("optimizer", rule, options), find_strategy(name)
+    old = build_optimizer("optimizer", configured, collect_trainable(network))
+    adjustment = strategy.adjustment(configured)
+    assert adjustment.float_rate > 0
+    assert adjustment.ternary_rate > 0
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    generator = torch.Generator().manual_seed(1)
+
+    def train(optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            network(torch.randn(4, 32, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(old, 3)
+    new = build_optimizer("optimizer", strategy.optimizer(configured), collect_trainable(network))
+    carry_state(old, new)
+    train(new, 3)
+    changed = [key for key, value in network.state_dict().items() if not torch.equal(value, before[key])]
+    assert changed
+
+
+@pytest.mark.parametrize("kind", ["float", "ternary", "mixed"])
+def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(kind: str) -> None:
+    configured = make_choice("optimizer", *CONFIGURED[kind])
+    for style in ("adamw", "votes"):
+        careful = find_strategy(f"conservative_{style}").adjustment(configured)
+        bold = find_strategy(f"aggressive_{style}").adjustment(configured)
+        assert careful.float_rate < 1 < bold.float_rate
+        assert careful.ternary_rate < 1 < bold.ternary_rate
+    resistant, careful = find_strategy("spike_resistant"), find_strategy("conservative_adamw")
+    assert resistant.adjustment(configured).float_rate < careful.adjustment(configured).float_rate
+    assert resistant.adjustment(configured).ternary_rate < careful.adjustment(configured).ternary_rate
