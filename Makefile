@@ -13,7 +13,7 @@ RUN := runs/demo
 unexport PYTHONDONTWRITEBYTECODE
 RESULTS := plugins/arb-ternary-bench/results
 
-.PHONY: demo test test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
+.PHONY: demo test test-interpreted test-alone lint docs generate bench gpu gpu-compile gpu-offline sanitize clean
 
 # Train the demo model, draw its curve, let it write. Interrupted, the next `make demo` continues it. The config leaves
 # the backend open, and the native one goes before torch's where it could be built: `make demo COMPILER=` builds none.
@@ -25,9 +25,12 @@ demo: $(VENV)/runtime
 
 test: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not interpreted"
+	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) test-interpreted lint
+
+# Triton's interpreter is chosen for a whole process, at its start. Beside it, lint uses the core that would be idle.
+test-interpreted: $(VENV)/dev
 	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
 	  -m "interpreted and not slow and not gpu" backends/arb-ternary-triton
-	$(MAKE) lint
 
 # Every distribution's tests, each in an environment that holds what it declares and nothing else of this repository.
 test-alone: $(VENV)/dev
