@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from attrs import frozen
 
 from arb_ternary_orchestrator.moments import Moments
 
-__all__ = ["LEAST_POINTS", "Phase", "PhaseLimits", "Telemetry", "Trend"]
+__all__ = ["LEAST_POINTS", "PHASES", "Phase", "PhaseLimits", "Telemetry", "Trend"]
 
 Phase = Literal["unstable", "warm-up", "converging", "plateau", "early", "mid", "late"]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 #: A line is fitted to so many losses at least.
 LEAST_POINTS: Final = 5

@@ -11,7 +11,7 @@ from torch import nn
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator.built_in import STRATEGIES
-from arb_ternary_orchestrator.strategies import find_strategy, strategy_names
+from arb_ternary_orchestrator.strategies import Strategy, find_strategy, preferences, strategy_names
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
 
@@ -79,3 +79,15 @@ def test_conservative_is_slower_and_aggressive_faster_than_what_is_configured(ki
     resistant, careful = find_strategy("spike_resistant"), find_strategy("conservative_adamw")
     assert resistant.adjustment(configured).float_rate < careful.adjustment(configured).float_rate
     assert resistant.adjustment(configured).ternary_rate < careful.adjustment(configured).ternary_rate
+
+
+def test_what_suits_a_phase_is_preferred_there() -> None:
+    strategies = [find_strategy(name) for name in STRATEGIES]
+    assert preferences(strategies, "plateau") == {"sgd_escape": 1.25}
+    assert preferences(strategies, "late") == {"sgd_escape": 1.25}
+    assert preferences(strategies, "mid") == {}
+    assert set(preferences(strategies, "unstable")) == {"conservative_adamw", "conservative_votes", "spike_resistant"}
+    assert set(preferences(strategies, "early")) == {"conservative_adamw", "conservative_votes"}
+    assert set(preferences(strategies, "converging")) == {"aggressive_adamw", "aggressive_votes"}
+    with pytest.raises(ValueError, match="must be in"):
+        Strategy(name="mine", summary="", suits=("plato",))  # type: ignore[arg-type]

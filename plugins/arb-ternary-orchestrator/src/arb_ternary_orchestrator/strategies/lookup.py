@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.config.fields import to_plain
@@ -12,8 +12,12 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import load_target
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
+from arb_ternary_orchestrator.telemetry import Phase
 
-__all__ = ["applicable", "effect", "find_strategy", "strategy_names"]
+__all__ = ["PREFERENCE", "applicable", "effect", "find_strategy", "preferences", "strategy_names"]
+
+#: By how much the score of a strategy rises in a phase of training that it suits.
+PREFERENCE: Final = 1.25
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -79,3 +83,8 @@ def applicable(
             seen.append(what)
             found.append(strategy)
     return tuple(found)
+
+
+def preferences(strategies: Iterable[Strategy], phase: Phase) -> dict[str, float]:
+    """The factor of each strategy that suits ``phase``, by name: what ``Bandit.choose`` takes as its context."""
+    return {strategy.name: PREFERENCE for strategy in strategies if phase in strategy.suits}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from attrs import field, frozen
-from attrs.validators import gt
+from attrs.validators import deep_iterable, gt, in_
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary_orchestrator.strategies.transform import LeafChange, is_float, is_ternary, leaves_of, map_leaves
+from arb_ternary_orchestrator.telemetry import PHASES, Phase
 from arb_ternary_train.policy import Adjustment
 
 __all__ = ["RATES", "Strategy", "keep"]
@@ -36,6 +37,7 @@ class Strategy:
         grad_clip: largest norm of the gradient of all float parameters; None = any; ``configured`` = as the phase says.
         float_leaf: what becomes of an optimizer of float parameters.
         ternary_leaf: what becomes of an optimizer of what learns by votes.
+        suits: phases of training in which it is preferred (``Telemetry.phase``).
 
     An optimizer that trains both by itself keeps its options, and follows the rates.
     """
@@ -47,6 +49,7 @@ class Strategy:
     grad_clip: float | Literal["configured"] | None = "configured"
     float_leaf: LeafChange = keep
     ternary_leaf: LeafChange = keep
+    suits: tuple[Phase, ...] = field(default=(), validator=deep_iterable(in_(PHASES)))
 
     def optimizer(self, configured: OptimizerChoice) -> OptimizerChoice:
         """The optimizer of this strategy in a run that was configured with ``configured``.
