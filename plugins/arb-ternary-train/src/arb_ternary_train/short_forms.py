@@ -13,7 +13,7 @@ from attrs import evolve
 
 from arb_ternary.config.errors import Fault, Path, find_origin
 from arb_ternary.config.fields import config_fields
-from arb_ternary.config.structure import options_class
+from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
 from arb_ternary.plugins.registry import Registry
@@ -38,10 +38,9 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
     phases = document.data.get("phases") if isinstance(document.data, dict) else None
     if not isinstance(phases, list):
         return document
-    policies = {*registry.names(POLICY), *registry.not_installed(POLICY)}
     written, origins, faults = list(phases), dict(document.origins), list(document.faults)
     for index, phase in enumerate(phases):
-        names = _names_in(phase, policies, registry)
+        names = _names_in(phase, registry)
         if not names:
             continue
         at: Path = ("phases", index)
@@ -65,7 +64,7 @@ def write_out_policies(document: Document, registry: Registry) -> Document:
     return evolve(document, data={**document.data, "phases": written}, origins=origins, faults=tuple(faults))
 
 
-def _names_in(phase: Any, policies: set[str], registry: Registry) -> list[str]:
+def _names_in(phase: Any, registry: Registry) -> list[str]:
     """The keys of ``phase`` that stand for a policy; what else is wrong with it, structuring says."""
     name = phase.get("name") if isinstance(phase, dict) else None
     if not isinstance(name, str):
@@ -74,7 +73,11 @@ def _names_in(phase: Any, policies: set[str], registry: Registry) -> list[str]:
         options = _options(registry.get("phase", name).spec)
     except ArbError:
         return []
-    return [key for key in phase if key in policies and key not in options] if POLICY in options else []
+    others = [key for key in phase if key not in ("name", GIVEN) and key not in options] if POLICY in options else []
+    if not others:
+        return []
+    policies = {*registry.names(POLICY), *registry.not_installed(POLICY)}
+    return [key for key in others if key in policies]
 
 
 def _options(spec: Spec) -> frozenset[str]:
