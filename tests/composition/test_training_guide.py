@@ -195,6 +195,49 @@ def test_what_is_orchestrated_names_the_plugin(tmp_path: Path, capsys: pytest.Ca
         assert "pip install arb-ternary-orchestrator" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        (
+            "orchestrated",
+            {
+                "decision_interval": 500,
+                "eval_horizon": 100,
+                "initial_strategy": "conservative_adamw",
+                "safety_strategy": "spike_resistant",
+                "use_adagc": True,
+            },
+        ),
+        (
+            "orchestrator_options",
+            {
+                "decision_interval": 500,
+                "eval_horizon": 100,
+                "initial_strategy": "conservative_adamw",
+                "use_adagc": True,
+                "use_nowcasting": False,
+                "max_loss_increase": 1.5,
+                "safety_strategy": "spike_resistant",
+            },
+        ),
+        ("adagc", {"use_adagc": True, "adagc_warmup": 100, "adagc_threshold": 3.0}),
+    ],
+)
+def test_what_is_orchestrated_takes_effect(
+    name: str, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_into_the_hub(tmp_path)
+    path = manifest(name)
+    code, _, told = dry_run(path, capsys)
+    assert code == 0, told
+    runs = plan(read_manifest(path), Path("out"), dry=True, files=Path)
+    policy = runs[-1].config.phases[-1].options.policy
+    assert policy.name == "orchestrator"
+    assert {key: getattr(policy.options, key) for key in asked} == asked
+    first = [phase.options for phase in runs[0].config.phases]
+    assert len(runs) == 1 or all(getattr(options, "policy", None) is None for options in first)
+
+
 @pytest.mark.parametrize(("target", "steps", "tokens"), [("quick", 50, 512), ("paper", 500, 2048)])
 def test_the_preset_has_the_guides_steps(
     target: str, steps: int, tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
