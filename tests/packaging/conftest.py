@@ -21,6 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+FRONT_END = ("build", "--wheel", "--no-isolation", "--outdir")
+#: What the front end would call, in half its time; the wheel is the same.
+BACK_END = ("hatchling", "build", "-t", "wheel", "-d")
 
 
 @frozen
@@ -102,7 +105,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not out.exists():
                 # A release: the metapackage requires versions, and not the folders of this clone.
-                command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
+                command = [sys.executable, "-m", *(FRONT_END if project.native else BACK_END), str(out)]
                 done = subprocess.run(
                     command,
                     cwd=project.folder,
