@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from arb_ternary_train.durable import replacing
 from arb_ternary_train.metrics import MetricsWriter, read_metrics, to_line
 
 __all__ = ["DECISIONS_FILE", "DecisionLog", "read_decisions"]
@@ -75,13 +75,8 @@ class DecisionLog:
         self.length = len(kept)
         if not self.path.exists():
             return
-        temporary = self.path.with_name(f".{self.path.name}.writing")
-        with temporary.open("wb") as file:
-            file.write(b"".join(to_line(record) for record in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        if kept:
-            temporary.replace(self.path)
-        else:
-            temporary.unlink()
+        if not kept:
             self.path.unlink()
+            return
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(b"".join(to_line(record) for record in kept))

@@ -8,7 +8,7 @@ from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, OptimizerSpec, Spec
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.specs import StrategySpec
-from arb_ternary_train.specs import TrainKeysSpec
+from arb_ternary_train.specs import PolicySpec, TrainKeysSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -49,6 +49,18 @@ def arb_register_commands() -> Sequence[CommandSpec]:
             name="orchestrator",
             target="arb_ternary_orchestrator.cli:orchestrator",
             summary="tell what was decided in a run, and switch strategies by hand",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_policies() -> Sequence[PolicySpec]:
+    return (
+        PolicySpec(
+            name="orchestrator",
+            target="arb_ternary_orchestrator.policy:build",
+            config="arb_ternary_orchestrator.config:OrchestratorConfig",
+            summary="compares strategies while it trains, keeps the best one's steps, and takes back disasters",
         ),
     )
 

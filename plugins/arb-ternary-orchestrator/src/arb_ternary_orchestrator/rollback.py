@@ -1,0 +1,107 @@
+"""The last good moments of a loop, to go back to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from arb_ternary_train.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
+    from arb_ternary_train.loop import TrainingLoop
+
+__all__ = ["GoodMoment", "Ring"]
+
+
+@frozen(eq=False)
+class GoodMoment:
+    """A moment when the loss was as it should be.
+
+    Attributes:
+        step: steps that the loop had taken, of which none was lost.
+        micro_batches: that it had drawn.
+        strategy: under which it trained.
+        seen: state of the monitor.
+        kept: the snapshot.
+    """
+
+    step: int
+    micro_batches: int
+    strategy: str
+    seen: Mapping[str, Any]
+    kept: Kept
+
+
+class Ring:
+    """The last ``size`` good moments, one every ``every`` steps."""
+
+    def __init__(self, memory: SnapshotMemory, *, size: int, every: int) -> None:
+        self._memory, self._size, self._every = memory, size, every
+        self._moments: list[GoodMoment] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._moments)
+
+    @property
+    def newest(self) -> GoodMoment:
+        """The last one; IndexError before the first."""
+        return self._moments[-1]
+
+    def due(self, step: int) -> bool:
+        """Whether the moment after ``step`` steps is to be kept, if it is good."""
+        return not self._moments or step - self._last >= self._every
+
+    def wait(self, step: int) -> None:
+        """Count the steps to the next good moment from ``step`` on: what was kept has just been gone back to."""
+        self._last = step
+
+    def add(self, loop: TrainingLoop, strategy: str, seen: Mapping[str, Any]) -> None:
+        """Keep the loop as it is now; the oldest moment goes where there are ``size``."""
+        while len(self._moments) >= self._size:
+            self._moments.pop(0).kept.release()
+        self._last = loop.step
+        self._moments.append(GoodMoment(loop.step, loop.micro_batches, strategy, seen, self._memory.take(loop)))
+
+    def holds(self, loop: TrainingLoop) -> bool:
+        """Whether the newest moment is now."""
+        now = (loop.step, loop.micro_batches)
+        return bool(self._moments) and (self.newest.step, self.newest.micro_batches) == now
+
+    def drop_since(self, step: int) -> None:
+        """Give up the moments from step ``step`` on; one always stays."""
+        while len(self._moments) > 1 and self.newest.step >= step:
+            self._moments.pop().kept.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint can hold, moments oldest first."""
+        moments = [
+            {
+                "step": moment.step,
+                "micro_batches": moment.micro_batches,
+                "strategy": moment.strategy,
+                "seen": moment.seen,
+                "snapshot": moment.kept.get().state_dict(),
+            }
+            for moment in self._moments
+        ]
+        return {"moments": moments, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        for moment in self._moments:
+            moment.kept.release()
+        self._moments = [
+            GoodMoment(
+                each["step"],
+                each["micro_batches"],
+                each["strategy"],
+                each["seen"],
+                self._memory.keep(Snapshot.from_state_dict(each["snapshot"])),
+            )
+            for each in state["moments"]
+        ]
+        self._last = state["last"]

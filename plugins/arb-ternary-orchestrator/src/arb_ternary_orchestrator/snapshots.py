@@ -1,0 +1,102 @@
+"""Snapshots of a loop within a budget of memory; those beyond it are files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from arb_ternary_train.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from arb_ternary_train.loop import TrainingLoop
+
+__all__ = ["Kept", "SnapshotMemory", "free_memory"]
+
+#: Folder of snapshots in the run's directory, and the share of free memory that they may take by default.
+_FOLDER, _SHARE = "snapshots", 4
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free where tensors of ``device`` lie; all there are where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class Kept:
+    """A snapshot that somebody keeps; see :class:`SnapshotMemory`."""
+
+    def __init__(self, memory: SnapshotMemory, snapshot: Snapshot, path: Path | None) -> None:
+        self._memory = memory
+        self._snapshot = snapshot if path is None else None
+        self.path = path
+        self.nbytes = 0 if path is not None else snapshot.nbytes
+
+    def get(self) -> Snapshot:
+        """The snapshot, read where it lies in a file."""
+        if self.path is not None:
+            return Snapshot.read(self.path)
+        if self._snapshot is None:
+            raise RuntimeError("the snapshot has been released")
+        return self._snapshot
+
+    def release(self) -> None:
+        """Give back memory or file."""
+        self._memory.used -= self.nbytes
+        self._snapshot, self.nbytes = None, 0
+        if self.path is not None:
+            shutil.rmtree(self.path.parent)
+            self.path = None
+
+
+class SnapshotMemory:
+    """Keeps snapshots in the memory of the model's device, and beyond ``budget`` bytes in the run's directory.
+
+    Where a snapshot lies has no influence on its bits. It is copied in memory before it is written.
+
+    Args:
+        directory: of the run. The folder ``snapshots`` there is emptied now: it is what a killed process left.
+        device: of the model.
+        budget: bytes; None = a quarter of what is free when the first one is kept.
+    """
+
+    def __init__(self, directory: Path, device: torch.device, budget: int | None) -> None:
+        self._device = device
+        self.folder = directory / _FOLDER
+        self.budget = budget
+        self.used = 0
+        self._serial = 0
+        self.close()
+
+    def take(self, loop: TrainingLoop) -> Kept:
+        """A snapshot of ``loop`` as it is now."""
+        return self.keep(Snapshot.take(loop))
+
+    def keep(self, snapshot: Snapshot) -> Kept:
+        """Keep ``snapshot``.
+
+        Raises:
+            CheckpointError: it has to go to the disk, which is full or refuses.
+        """
+        if self.budget is None:
+            self.budget = free_memory(self._device) // _SHARE
+        if self.used + snapshot.nbytes <= self.budget:
+            kept = Kept(self, snapshot, None)
+            self.used += kept.nbytes
+            return kept
+        self._serial += 1
+        return Kept(self, snapshot, snapshot.save(self.folder / str(self._serial)))
+
+    def close(self) -> None:
+        """Remove all files."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)

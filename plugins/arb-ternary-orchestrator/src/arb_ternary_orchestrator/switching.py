@@ -1,0 +1,96 @@
+"""The strategies of a run, and how a loop changes from one to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary_orchestrator.strategies import (
+    Strategy,
+    applicable,
+    find_strategy,
+    preferences,
+    strategy_names,
+    wrap_floats,
+)
+from arb_ternary_orchestrator.strategies.carry import carry_state
+
+if TYPE_CHECKING:
+    from arb_ternary_orchestrator.config import OrchestratorConfig
+    from arb_ternary_orchestrator.snapshots import Kept
+    from arb_ternary_orchestrator.telemetry import Phase
+    from arb_ternary_train.loop import TrainingLoop
+
+__all__ = ["Strategies"]
+
+
+class Strategies:
+    """The strategies that a loop chooses among.
+
+    Args:
+        config: which, and what they are to have in common.
+        loop: decides which of them make a difference.
+
+    Attributes:
+        current: the strategy in use; before the first :meth:`switch` that of the run as it is configured.
+
+    Raises:
+        UsageProblem: a strategy that there is not.
+    """
+
+    def __init__(self, config: OrchestratorConfig, loop: TrainingLoop) -> None:
+        self._config = config
+        self._configured = loop.context.config.optimizer
+        fixed = (config.initial_strategy, config.safety_strategy)
+        wanted = strategy_names() if config.strategies is None else config.strategies
+        found = [find_strategy(name) for name in dict.fromkeys((*fixed, *wanted))]
+        if config.strategies is None:
+            kinds = collect_trainable(loop.model).parts.keys()
+            fitting = applicable(found, self._configured, kinds)
+            found = [each for each in found if each in fitting or each.name in fixed]
+        self._by_name: dict[str, Strategy] = {each.name: each for each in found}
+        self.current = "configured"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, the initial one first."""
+        return tuple(self._by_name)
+
+    def preferred(self, phase: Phase) -> dict[str, float]:
+        """By which factor the strategies that suit ``phase`` are preferred there."""
+        return preferences(self._by_name.values(), phase)
+
+    def switch(self, loop: TrainingLoop, name: str) -> None:
+        """Go on with ``name``; what the optimizer knows and the new one has a place for is kept.
+
+        Raises:
+            ConfigError: its optimizer cannot train the model.
+        """
+        old = loop.optimizer
+        self._put_in_place(loop, name)
+        if loop.optimizer is not old:
+            carry_state(old, loop.optimizer)
+
+    def put_back(self, loop: TrainingLoop, kept: Kept, name: str, *, cursor: bool = True) -> None:
+        """Restore a snapshot that was taken under ``name``; see ``Snapshot.restore``."""
+        self._put_in_place(loop, name)
+        kept.get().restore(loop, cursor=cursor)
+
+    def resume(self, loop: TrainingLoop, name: str) -> None:
+        """Go on with ``name``, before the state of its optimizer is loaded."""
+        self._put_in_place(loop, name)
+
+    def _put_in_place(self, loop: TrainingLoop, name: str) -> None:
+        strategy = self._by_name[name]
+        choice = self._with_common(strategy.optimizer(self._configured))
+        if choice != loop.optimizer_choice:
+            loop.use_optimizer(choice)
+        loop.adjustment = strategy.adjustment(self._configured)
+        self.current = name
+
+    def _with_common(self, choice: OptimizerChoice) -> OptimizerChoice:
+        config = self._config
+        if config.use_adagc:
+            choice = wrap_floats(choice, "adagc", warmup=config.adagc_warmup, threshold=config.adagc_threshold)
+        return wrap_floats(choice, "nowcasting") if config.use_nowcasting else choice

@@ -1,0 +1,106 @@
+"""A running process is asked to switch, and does so once, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
+from arb_ternary_train.context import TrainingContext
+from arb_ternary_train.progress import Silent
+
+#: Nothing but a request leads to a switch, after step 6 at the earliest.
+LISTENING = {"decision_interval": 1000, "eval_horizon": 4, "hysteresis": 6, "safety_strategy": "configured"}
+OPTIONS = ("phases.0.steps=12", "checkpoint.every=1000")
+
+
+class Killed(BaseException):
+    """Ends the process where it stands."""
+
+
+def asking(tiny: Any, run: str, *names: str) -> type[Silent]:
+    """A reporter that writes these requests, one after the other, when the loop starts for the first time."""
+    waiting = list(names)
+
+    class Asking(Silent):
+        def start(self, title: str, total: int, done: int) -> None:
+            while waiting:
+                ControlFile(tiny.folder / run).write(waiting.pop(0))
+
+    return Asking
+
+
+def test_a_request_is_written_whole_and_read_back(tmp_path: Any) -> None:
+    control = ControlFile(tmp_path)
+    assert control.read() is None
+    request = control.write("sgd_escape")
+    assert json.loads((tmp_path / "orchestrator_control.json").read_text()) == {"id": request.id, "name": "sgd_escape"}
+    assert control.read() == request == SwitchRequest(request.id, "sgd_escape")
+    assert control.write("sgd_escape") != request, "asked twice, they are two requests"
+
+
+def test_a_newer_request_survives_that_an_older_one_is_done(tmp_path: Any) -> None:
+    control = ControlFile(tmp_path)
+    older = control.write("a")
+    newer = control.write("b")
+    control.remove(older)
+    assert control.read() == newer
+    control.remove(newer)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"id": 1, "name": "x"}', '{"id": "x"}'])
+def test_a_file_that_is_no_request_is_removed_and_named(content: str, tmp_path: Any) -> None:
+    control = ControlFile(tmp_path)
+    control.path.write_text(content)
+    with pytest.raises(ValueError, match=r"orchestrator_control\.json: not a request to switch"):
+        control.read()
+    assert control.read() is None
+
+
+def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_file(tiny: Any) -> None:
+    run = tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw"))
+    (decision,) = run.decisions
+    assert (decision["step"], decision["from"], decision["to"]) == (6, "configured", "aggressive_adamw")
+    assert decision["reason"] == "manual"
+    assert not ControlFile(run.directory.path).path.exists()
+    assert sorted(path.name for path in run.directory.checkpoints.glob("step-*")) == ["step-00000006", "step-00000012"]
+    # The built-in strategy doubles the rate; the schedule is constant.
+    rates = [record["lr"] for record in run.metrics if record["event"] == "train"]
+    assert rates == [0.01] * 6 + [0.02] * 6
+
+
+def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> None:
+    run = tiny.run("run", *OPTIONS, policy={**LISTENING, "strategies": ["wild"]}, reporter=asking(tiny, "run", "crawl"))
+    assert not run.decisions
+    assert not ControlFile(run.directory.path).path.exists()
+    log = run.directory.log_file.read_text()
+    assert "step 1: orchestrator: asked to switch to 'crawl'; this loop chooses among configured, wild" in log
+
+
+@pytest.mark.parametrize(
+    "method",
+    [(TrainingContext, "save_checkpoint"), (ControlFile, "remove")],
+    ids=["before the checkpoint", "between checkpoint and removal"],
+)
+def test_a_process_that_dies_in_between_neither_forgets_nor_switches_twice(
+    method: tuple[type, str], tiny: Any, equal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny.run("whole", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "whole", "aggressive_adamw"))
+
+    def dying(*arguments: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*method, dying)
+        with pytest.raises(Killed):
+            tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "aggressive_adamw"))
+    assert ControlFile(tiny.folder / "run").path.exists()
+    run = tiny.run("run", *OPTIONS, policy=LISTENING, resume="auto")
+    equal(run.trained, whole.trained)
+    assert run.decisions == whole.decisions
+    assert run.metrics == whole.metrics
+    assert not ControlFile(run.directory.path).path.exists()

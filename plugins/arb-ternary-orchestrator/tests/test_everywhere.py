@@ -1,0 +1,136 @@
+"""Comparisons and rollbacks in every phase with a loop, for every kind of part, around every kind of optimizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from arb_ternary_orchestrator import branches
+from arb_ternary_train.loop import TrainingLoop
+
+#: Compares after steps 8 and 20 (12 + 8).
+COMPARING = {
+    "name": "orchestrator",
+    "decision_interval": 8,
+    "hysteresis": 8,
+    "eval_horizon": 4,
+    "strategies": ["configured", "wild", "wilder"],
+    "safety_strategy": "wild",
+    "max_overhead": 0.9,
+    "snapshot_every": 5,
+    "telemetry_every": 2,
+}
+
+MODEL = "model={name: decoder, width: 16, layers: 1, heads: 2, max_length: 16, group_size: 32, float_parts: [%s]%s}"
+FLOAT = (MODEL % ("embedding, head, norms, linears", "")).replace(" group_size: 32,", "")
+PHASE = "phases=[{name: standard, steps: 24, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: constant%s}]"
+MIXED = "{name: split, ternary: {name: %s}, float: adamw}"
+
+CASES = {
+    "pure": [MODEL % ("", ""), "optimizer=scaled_votes", PHASE % ""],
+    "narrow": [MODEL % ("norms", ", vote_bits: 4"), PHASE % ""],
+    "two bits": [MODEL % ("norms", ", vote_bits: 2"), PHASE % ""],
+    "float": [FLOAT, "optimizer=adamw", PHASE % ", grad_clip: 0.5"],
+    "sign votes": [f"optimizer={MIXED % 'sign_votes, accum_threshold: 2'}", PHASE % ""],
+    "momentum votes": [f"optimizer={MIXED % 'momentum_votes'}", PHASE % ""],
+    "accumulation": [PHASE % ", gradient_accumulation_steps: 3"],
+    "workers": [PHASE % ", num_workers: 2"],
+    "memory": [PHASE % ", preserve_state: true"],
+    "autocast": [PHASE % ", use_amp: true"],
+    "clipping": [PHASE % ", grad_clip: 0.5"],
+    "schedule": [PHASE.replace("constant", "linear, min_rate: 0.5, warmup_steps: 4") % ""],
+    "gnts": [
+        f"optimizer={{name: gqc.gnts, threshold: 0.6, max_batch_draws: 3, inner: {MIXED % 'scaled_votes'}}}",
+        PHASE % "",
+    ],
+    "gnts inside": [
+        "optimizer={name: split, ternary: scaled_votes, float: {name: gqc.gnts, threshold: 0.3, max_batch_draws: 3,"
+        " inner: adamw}}",
+        PHASE % "",
+    ],
+    "sbc": [f"optimizer={{name: gqc.sbc, initial_logical_batch_size: 2.0, inner: {MIXED % 'sign_votes'}}}", PHASE % ""],
+    "progressive": [
+        "phases=[{name: progressive, steps_per_stack: 24, target_stacks: 2, batch_size: 2,"
+        " block_size: 8, eval_every: 0, lr_schedule: constant}]"
+    ],
+    "global": [
+        "phases=[{name: global, force: true, kd_weight: 0.0, steps: 24, batch_size: 2, block_size: 8, eval_every: 0,"
+        " lr_schedule: constant}]"
+    ],
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("harmful")
+
+
+@pytest.mark.parametrize(
+    "case", [name if name == "gnts" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_losers_leave_no_trace(case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _skip_without(case)
+    # Whoever is best: here the configured one goes on.
+    monkeypatch.setattr(branches, "_is_better", lambda branch, best: branch.trial.name == "configured")
+    overrides = CASES[case]
+    plain = tiny.run("plain", *overrides)
+    compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")
+    begun = [each for each in compared.decisions if each["candidates"]]
+    assert begun
+    assert {each["to"] for each in begun} == {"configured"}
+    assert all(len(each["candidates"]) == 3 for each in begun)
+    equal(compared.trained, plain.trained)
+    assert compared.steps == plain.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_micro_batch_without_a_loss_is_survived_and_a_stopped_run_goes_on(
+    case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _skip_without(case)
+    loss = TrainingLoop.loss
+
+    def poisoned(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
+        value = loss(self, batch, masked, output)
+        return value * math.nan if value.requires_grad and self.micro_batches in (15, 31) else value
+
+    monkeypatch.setattr(TrainingLoop, "loss", poisoned)
+    override = (
+        f"phases.0.policy={json.dumps({**COMPARING, 'safety_strategy': 'conservative_adamw', 'strategies': None})}"
+    )
+    if case in ("pure",):
+        override = override.replace("conservative_adamw", "conservative_votes")
+    whole = tiny.run("whole", *CASES[case], override)
+    assert "safety" in {each["reason"] for each in whole.decisions}
+    train, calls = TrainingLoop.train_micro_batch, []
+
+    def stopping(self: Any) -> Any:
+        calls.append(None)
+        if len(calls) % 9 == 0:
+            self.context.request_stop("a test")
+        return train(self)
+
+    from arb_ternary.errors import Interrupted
+
+    monkeypatch.setattr(TrainingLoop, "train_micro_batch", stopping)
+    for _ in range(30):
+        try:
+            resumed = tiny.run("stopped", *CASES[case], override, resume="auto")
+        except Interrupted:
+            continue
+        break
+    assert len(calls) > 18
+    equal(resumed.trained, whole.trained)
+    equal(resumed.policy, whole.policy)
+    assert resumed.metrics == whole.metrics
+    assert resumed.decisions == whole.decisions
+
+
+def _skip_without(case: str) -> None:
+    package = {"progressive": "arb_ternary_progressive", "global": "arb_ternary_upcycle"}
+    if case.startswith(("gnts", "sbc")):
+        pytest.importorskip("arb_ternary_gqc")
+    if case in package:
+        pytest.importorskip(package[case])

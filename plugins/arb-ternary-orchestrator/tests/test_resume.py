@@ -1,0 +1,112 @@
+"""A run that is stopped goes on as if it had not been, wherever it stood."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from arb_ternary.errors import Interrupted
+from arb_ternary_train.loop import TrainingLoop
+
+#: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and compares after step 26.
+BUSY = {
+    "decision_interval": 8,
+    "hysteresis": 8,
+    "eval_horizon": 4,
+    "strategies": ["configured", "aggressive_adamw"],
+    "safety_strategy": "conservative_adamw",
+    "max_overhead": 0.9,
+    "snapshot_every": 4,
+}
+STEPS = "phases.0.steps=32"
+
+
+@pytest.fixture(autouse=True)
+def _exploding(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = TrainingLoop.loss
+
+    def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
+        value = loss(self, batch, masked, output)
+        return value * 10.0 if value.requires_grad and self.micro_batches == 18 else value
+
+    monkeypatch.setattr(TrainingLoop, "loss", disturbed)
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends SIGTERM while the n-th micro-batch of the process is trained on."""
+
+    def arrange(wanted: int) -> None:
+        draw, drawn = TrainingLoop.draw, []
+
+        def interrupting(self: Any) -> Any:
+            drawn.append(self.micro_batches)
+            if len(drawn) == wanted:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return draw(self)
+
+        monkeypatch.setattr(TrainingLoop, "draw", interrupting)
+
+    return arrange
+
+
+def stopped_and_resumed(tiny: Any, stop_at: Any, at: int, after: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(at)
+        with pytest.raises(Interrupted, match=f"SIGTERM after step {after};"):
+            tiny.run(f"stopped {at}", STEPS, policy=BUSY)
+        patch.undo()
+    return tiny.run(f"stopped {at}", STEPS, policy=BUSY, resume="auto")
+
+
+def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
+    tiny: Any, equal: Any, stop_at: Any
+) -> None:
+    whole = tiny.run("whole", STEPS, policy=BUSY)
+    reasons = [(each["step"], each["reason"]) for each in whole.decisions]
+    assert reasons == [(8, "periodic"), (18, "safety"), (26, "periodic")]
+    # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first one precede.
+    resumed = stopped_and_resumed(tiny, stop_at, 14, after=8)
+    equal(resumed.trained, whole.trained)
+    equal(resumed.policy, whole.policy)
+    assert resumed.decisions == whole.decisions
+    assert resumed.directory.metrics_file.read_bytes() == whole.directory.metrics_file.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
+    seed: int, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny.run("whole", STEPS, policy=BUSY)
+    draw, drawn = TrainingLoop.draw, []
+
+    def interrupting(self: Any) -> Any:
+        drawn.append(self.micro_batches)
+        if len(drawn) % (7 + seed) == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(self)
+
+    monkeypatch.setattr(TrainingLoop, "draw", interrupting)
+    stops = 0
+    while True:
+        try:
+            resumed = tiny.run("run", STEPS, policy=BUSY, resume="auto")
+        except Interrupted:
+            stops += 1
+            assert stops < 100
+            # A process has to get through a comparison once.
+            drawn.clear()
+            seed += 3
+            continue
+        break
+    assert stops >= 3
+    equal(resumed.trained, whole.trained)
+    equal(resumed.policy, whole.policy)
+    assert resumed.decisions == whole.decisions
+    assert resumed.directory.metrics_file.read_bytes() == whole.directory.metrics_file.read_bytes()

@@ -1,0 +1,76 @@
+"""Snapshots lie in memory or on the disk, and nobody can tell from the result where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary_orchestrator import snapshots
+from arb_ternary_orchestrator.snapshots import SnapshotMemory, free_memory
+from arb_ternary_train.snapshot import Snapshot
+
+CPU = torch.device("cpu")
+
+#: Compares after step 8, and rolls back.
+BUSY = {
+    "decision_interval": 8,
+    "hysteresis": 8,
+    "eval_horizon": 4,
+    "strategies": ["configured", "aggressive_adamw"],
+    "max_overhead": 0.9,
+    "snapshot_every": 5,
+}
+
+
+def snapshot(value: float, size: int = 250) -> Snapshot:
+    """``4 * size`` bytes."""
+    return Snapshot({"weight": torch.full((size,), value)}, {"step": 3})
+
+
+def test_what_exceeds_the_budget_goes_to_the_disk_and_comes_back_the_same(tmp_path: Path, equal: Any) -> None:
+    memory = SnapshotMemory(tmp_path, CPU, budget=2000)
+    kept = [memory.keep(snapshot(float(value))) for value in range(3)]
+    assert [each.path is None for each in kept] == [True, True, False]
+    assert memory.used == 2000
+    for value, each in enumerate(kept):
+        equal(each.get().state_dict(), snapshot(float(value)).state_dict())
+    kept[0].release()
+    assert memory.keep(snapshot(9.0)).path is None
+    kept[2].release()
+    assert not list((tmp_path / "snapshots").iterdir())
+    memory.keep(snapshot(9.0))
+    memory.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / "7").mkdir(parents=True)
+    SnapshotMemory(tmp_path, CPU, budget=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_by_default_a_quarter_of_what_is_free_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "free_memory", lambda device: 8000)
+    memory = SnapshotMemory(tmp_path, CPU, budget=None)
+    assert [memory.keep(snapshot(0.0)).path is None for _ in range(3)] == [True, True, False]
+
+
+def test_free_memory_is_what_the_system_calls_available() -> None:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total = int(lines["MemTotal"].split()[0]) * 1024
+    assert 0 < free_memory(CPU) <= total
+
+
+def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(tiny: Any, equal: Any) -> None:
+    options = ("phases.0.steps=16",)
+    in_memory = tiny.run("memory", *options, policy=BUSY)
+    on_disk = tiny.run("disk", *options, policy={**BUSY, "snapshot_memory": 0})
+    assert in_memory.decisions
+    assert on_disk.decisions == in_memory.decisions
+    assert on_disk.metrics == in_memory.metrics
+    equal(on_disk.trained, in_memory.trained)
+    equal(on_disk.policy, in_memory.policy)
+    assert not (on_disk.directory.path / "snapshots").exists()
