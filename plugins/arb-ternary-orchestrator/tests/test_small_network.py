@@ -38,14 +38,15 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (torch.tanh(x @ first) @ second).argmax(1)
 
 
-def trained(name: str, options: dict[str, Any], seed: int = 0, steps: int = 300) -> tuple[float, Any]:
+def trained(name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "cosine") -> tuple[float, Any]:
     """The loss over all samples in the end, and the optimizer."""
+    steps = 300
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = make_choice("optimizer", name, options).build(collect_trainable(model))
     (x, y), generator = samples(), torch.Generator().manual_seed(2)
     for step in range(steps):
-        apply_schedule(optimizer, "cosine", step, steps=steps, warmup=0, lr=None, min_lr=None, min_rate=0.05)
+        apply_schedule(optimizer, schedule, step, steps=steps, warmup=0, lr=None, min_lr=None, min_rate=0.05)
         rows = torch.randint(0, 512, (32,), generator=generator)
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
@@ -68,6 +69,20 @@ def test_nowcasting_ends_below_adam_alone(method: str, lr: float) -> None:
         inner = {"name": "adamw", "lr": lr}
         alone, _ = trained("adamw", {"lr": lr}, seed)
         assert trained("nowcasting", {"inner": inner, "every": 25, "method": method}, seed)[0] < alone
+
+
+@pytest.mark.slow
+def test_nowcasting_at_a_constant_rate_is_what_the_page_says() -> None:
+    """No gain with AdamW, and harm with momentum: docs/explanation/orchestration.md."""
+    for options, bounds in ((ADAMW, (1.0, 1.5)), ({"name": "sgd", "lr": 0.1}, (3.0, 8.0))):
+        alone, jumping = (
+            sum(trained(name, given, seed, "constant")[0] for seed in range(3))
+            for name, given in (
+                (options["name"], {"lr": options["lr"]}),
+                ("nowcasting", {"inner": options, "every": 25}),
+            )
+        )
+        assert bounds[0] < jumping / alone < bounds[1]
 
 
 @pytest.mark.slow
