@@ -1,0 +1,146 @@
+"""Options of the orchestrator that a run refuses, at ``arb config validate``, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.cli.main import main
+from arb_ternary.config.fields import to_plain
+from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.errors import ConfigError
+from arb_ternary.plugins.manager import reset_manager
+from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_train.loading import load_config
+
+MODEL = "{name: decoder, width: 16, layers: 1, heads: 2, max_length: 64%s}"
+PARTS = {
+    "mixed": (MODEL % ", group_size: row, float_parts: [embedding, head, norms]", "split"),
+    "pure": (MODEL % ", group_size: row", "scaled_votes"),
+    "float": (
+        MODEL % ", activations: float, float_parts: [embedding, head, norms, linears]",
+        "adamw",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(options: str, parts: str = "mixed", optimizer: str | None = None, steps: int = 900) -> None:
+    model, usual = PARTS[parts]
+    Path("run.yaml").write_text(
+        f"data: shakespeare\nmodel: {model}\noptimizer: {optimizer or usual}\nphases:\n"
+        f"  - name: standard\n    steps: {steps}\n    block_size: 16\n    orchestrator:\n"
+        + "".join(f"      {line}\n" for line in options.splitlines())
+    )
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    write(*arguments, **options)
+    with pytest.raises(ConfigError) as error:
+        load_config("run.yaml")
+    return f"{error.value}"
+
+
+def test_the_short_form_is_the_policy_and_shown_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    write("decision_interval: 300\nstrategies: [conservative_votes]")
+    config = load_config("run.yaml").config
+    policy = config.phases[0].options.policy
+    assert (policy.name, policy.options.decision_interval) == ("orchestrator", 300)
+    assert policy.options.strategies == ("conservative_votes",)
+    assert main(["config", "validate", "run.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["config", "show", "run.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "decision_interval: 300" in shown
+    assert "policy" in shown
+    assert main(["config", "show", "--origin", "run.yaml"]) == 0
+    assert "run.yaml:9" in next(line for line in capsys.readouterr().out.splitlines() if "decision_interval" in line)
+    Path("resolved.yaml").write_text(dump_yaml(to_plain(config)))
+    assert load_config("resolved.yaml").config == config
+
+
+def test_an_unknown_strategy_names_the_nearest_and_all() -> None:
+    for key in (
+        "initial_strategy: agressive_votes",
+        "safety_strategy: agressive_votes",
+        "strategies: [agressive_votes]",
+    ):
+        told = refused(key)
+        assert f"run.yaml:9: phases[0].policy.{key.partition(':')[0]}: no strategy is called 'agressive_votes'" in told
+        assert "did you mean 'aggressive_votes'?" in told
+        assert all(name in told for name in STRATEGIES)
+
+
+def test_a_horizon_longer_than_the_phase() -> None:
+    assert "eval_horizon: 100 steps are more than the 60 of the phase 'standard'" in refused("snapshots: 2", steps=60)
+    write("eval_horizon: 60", steps=60)
+    load_config("run.yaml")
+
+
+def test_an_interval_below_the_horizon() -> None:
+    told = refused("decision_interval: 40\neval_horizon: 50")
+    assert "run.yaml:9: phases[0].policy.decision_interval: 40 is below 'eval_horizon', 50" in told
+    write("decision_interval: 50\neval_horizon: 50")
+    load_config("run.yaml")
+
+
+def test_nowcasting_and_adagc_need_float_parameters() -> None:
+    told = refused("use_nowcasting: true", "pure")
+    assert "use_nowcasting: the model has no float parameters" in told
+    assert "trits have none" in told
+    assert "use_adagc: the model has no float parameters" in refused("use_adagc: true", "pure")
+    assert "no optimizer is of float parameters alone" in refused("use_nowcasting: true", optimizer="signgsd")
+    write("use_nowcasting: true\nuse_adagc: true\nadagc_warmup: 9")
+    load_config("run.yaml")
+    assert "adagc_warmup: has no effect because 'use_adagc' is false" in refused("adagc_warmup: 9")
+
+
+@pytest.fixture
+def _plugins_of_its_own() -> Iterator[None]:
+    yield
+    reset_manager()
+
+
+@pytest.mark.usefixtures("_plugins_of_its_own")
+def test_a_strategy_that_changes_nothing_of_this_run() -> None:
+    Path("wind.py").write_text(
+        "from arb_ternary import hookimpl\n"
+        "from arb_ternary_orchestrator.specs import StrategySpec\n"
+        "from arb_ternary_orchestrator.strategies import Strategy\n"
+        "ARB_API_VERSION = (1, 0)\n"
+        "wind = Strategy(name='wind', summary='of floats alone', float_rate=2.0, grad_clip=0.5)\n"
+        "@hookimpl\n"
+        "def arb_register_strategies():\n"
+        "    return [StrategySpec(name='wind', target='wind:wind')]\n"
+    )
+    for parts, fails in (("pure", True), ("mixed", False)):
+        write("strategies: [wind]", parts)
+        Path("run.yaml").write_text("plugins: [wind.py]\n" + Path("run.yaml").read_text())
+        if fails:
+            with pytest.raises(ConfigError, match=r"'wind' changes nothing of what this run trains \(ternary parts\)"):
+                load_config("run.yaml")
+        else:
+            assert load_config("run.yaml").config.phases[0].options.policy.options.strategies == ("wind",)
+
+
+def test_two_strategies_that_do_the_same_here() -> None:
+    told = refused("strategies: [conservative_adamw, conservative_votes]", "pure")
+    assert "'conservative_votes' does to the ternary parts of this model what 'conservative_adamw' does" in told
+    write("strategies: [conservative_adamw, conservative_votes]")
+    load_config("run.yaml")
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_the_defaults_go_with_every_model(parts: str) -> None:
+    write("snapshots: 2", parts)
+    load_config("run.yaml")
+    for name in STRATEGIES:
+        write(f"initial_strategy: {name}", parts)
+        load_config("run.yaml")
