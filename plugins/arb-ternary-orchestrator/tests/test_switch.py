@@ -97,6 +97,7 @@ def test_a_run_that_has_ended_or_has_no_orchestrator_is_an_error(run: Path, caps
     code, output = switch(capsys, run, "sgd_escape")
     assert code == 2
     assert "the run has ended" in output
+    assert "arb orchestrator explain demo" in output
     assert not (run / CONTROL_FILE).exists()
 
 

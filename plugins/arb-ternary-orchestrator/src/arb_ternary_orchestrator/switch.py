@@ -27,7 +27,8 @@ def request_switch(run: RunDirectory, name: str) -> list[str]:
     policies = policies_in(run, to_plain(load_config(run.config_file).config, given=False))
     if run.result_file.exists():
         raise UsageProblem(
-            f"{run.path}: the run has ended; there is nothing left to switch", "See: arb orchestrator explain"
+            f"{run.path}: the run has ended; there is nothing left to switch",
+            f"What was decided in it: arb orchestrator explain {run.path}",
         )
     manager().registry.get("strategy", name)
     allowed = {each for policy in policies for each in _portfolio(policy)}
