@@ -34,7 +34,8 @@ def contradictions(options: OrchestratorConfig, run: Any, planned: Planned | Non
         )
     for phase in run.phases:
         steps, policy = getattr(phase.options, "steps", None), getattr(phase.options, "policy", None)
-        if policy is not None and policy.options is options and steps is not None and steps < options.eval_horizon:
+        mine = getattr(policy, "options", None) is options  # the policy of another phase may be something else
+        if mine and steps is not None and steps < options.eval_horizon:
             yield (
                 "eval_horizon",
                 f"{options.eval_horizon} steps are more than the {steps} of the phase {phase.name!r}, so that no "

@@ -73,13 +73,13 @@ def test_rules_are_replaced_at_their_usual_rates_and_decay_as_much_a_step() -> N
     after = lion.optimizer(configured)
     assert (after.name, after.options.lr) == ("lion", 0.01)
     factor = lion.adjustment(configured).float_rate
-    assert factor == pytest.approx(0.5 * 0.1)
+    assert factor == pytest.approx(0.5 * 0.3)
     assert factor * after.options.weight_decay == pytest.approx(0.5 * 0.05)
     # The other way round.
     back = find_strategy("conservative_adamw")
     assert back.optimizer(after).name == "adamw"
     assert back.optimizer(after).options.weight_decay == pytest.approx(0.05)
-    assert back.adjustment(after).float_rate == pytest.approx(0.5 * 10)
+    assert back.adjustment(after).float_rate == pytest.approx(0.5 / 0.3)
     assert back.adjustment(configured).float_rate == 0.5
     # The rule that stands there already keeps what the strategy says nothing of.
     stays = back.optimizer(configured)

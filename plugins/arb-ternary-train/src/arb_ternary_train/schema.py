@@ -14,7 +14,8 @@ from arb_ternary.config.options import HELP, Rule
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.errors import ArbError
 from arb_ternary.specs import PhaseSpec
-from arb_ternary_train.short_forms import POLICY
+from arb_ternary_train.short_forms import has_policy
+from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary.plugins.registry import Registry
@@ -99,7 +100,7 @@ class _Builder:
             return {"type": "object", "description": error.what, "properties": named, "required": ["name"]}
         options: dict[str, Any] = {"properties": {}, "required": []} if cls is None else self.mapping(cls)
         given = {"description": _GIVEN, "type": "array", "items": {"enum": list(options["properties"])}}
-        short = self.policies() if kind == PhaseSpec.kind and POLICY in options["properties"] else {}
+        short = self.policies() if kind == PhaseSpec.kind and has_policy(spec) else {}
         return {
             "type": "object",
             "description": spec.summary,
@@ -110,11 +111,11 @@ class _Builder:
 
     def policies(self) -> dict[str, Any]:
         """The short forms of a phase's policy; see ``arb_ternary_train.short_forms``."""
-        return {name: {"anyOf": [{"type": "null"}, self.short(name)]} for name in self.registry.names(POLICY)}
+        return {name: {"anyOf": [{"type": "null"}, self.short(name)]} for name in self.registry.names(PolicySpec.kind)}
 
     def short(self, policy: str) -> dict[str, Any]:
         """The options of a policy, without its name."""
-        whole = self.component(POLICY, policy)
+        whole = self.component(PolicySpec.kind, policy)
         properties = {key: value for key, value in whole["properties"].items() if key not in ("name", GIVEN)}
         return {**whole, "properties": properties, "required": [key for key in whole["required"] if key != "name"]}
 

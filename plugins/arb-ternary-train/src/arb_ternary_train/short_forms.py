@@ -7,27 +7,31 @@ In a phase whose options have a ``policy``, a key that is the name of a policy a
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from attrs import evolve
 
 from arb_ternary.config.errors import Fault, Path, find_origin
-from arb_ternary.config.fields import config_fields
+from arb_ternary.config.fields import config_fields, shape_of
 from arb_ternary.config.structure import GIVEN, options_class
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.errors import ArbError
 from arb_ternary.plugins.registry import Registry
 from arb_ternary.specs import Spec
+from arb_ternary_train.specs import PolicySpec
 
 __all__ = ["POLICY", "has_policy", "write_out_policies"]
 
-#: The option of a phase, and the kind of component.
+#: The option of a phase.
 POLICY: Final = "policy"
 
 
 def has_policy(spec: Spec) -> bool:
-    """Whether a phase's options say what decides its steps."""
-    return POLICY in _options(spec)
+    """Whether a phase's options say what decides its steps; an option of that name may be of another type."""
+    cls = options_class(spec)
+    types = [field.type for field in config_fields(cls) if field.alias == POLICY] if cls is not None else []
+    arms = [arm for t in types for arm in (get_args(t) if shape_of(t) == "union" else (t,))]
+    return any(shape_of(arm) == "choice" and arm.kind == PolicySpec.kind for arm in arms)
 
 
 def write_out_policies(document: Document, registry: Registry) -> Document:
@@ -70,19 +74,18 @@ def _names_in(phase: Any, registry: Registry) -> list[str]:
     if not isinstance(name, str):
         return []
     try:
-        options = _options(registry.get("phase", name).spec)
+        spec = registry.get("phase", name).spec
+        cls = options_class(spec) if has_policy(spec) else None
     except ArbError:
         return []
-    others = [key for key in phase if key not in ("name", GIVEN) and key not in options] if POLICY in options else []
+    if cls is None:
+        return []
+    known = {"name", GIVEN, *(field.alias for field in config_fields(cls))}
+    others = [key for key in phase if key not in known]
     if not others:
         return []
-    policies = {*registry.names(POLICY), *registry.not_installed(POLICY)}
+    policies = {*registry.names(PolicySpec.kind), *registry.not_installed(PolicySpec.kind)}
     return [key for key in others if key in policies]
-
-
-def _options(spec: Spec) -> frozenset[str]:
-    cls = options_class(spec)
-    return frozenset() if cls is None else frozenset(str(field.alias) for field in config_fields(cls))
 
 
 def _moved(path: Path, source: Path, target: Path) -> Path:

@@ -48,6 +48,11 @@ class Watched(Standard):
 
 
 @frozen(kw_only=True)
+class Insured(Standard):
+    policy: str = option("life", "a policy of another kind")
+
+
+@frozen(kw_only=True)
 class Watch:
     every: int = option(10, "steps between looks", validator=positive)
     names: tuple[str, ...] = option((), "who looks")
@@ -70,6 +75,7 @@ SPECS = (
     _spec(MaskingSpec, "causal"),
     _spec(PhaseSpec, "standard", "Standard"),
     _spec(PhaseSpec, "watched", "Watched"),
+    _spec(PhaseSpec, "insured", "Insured"),
     _spec(PolicySpec, "watch", "Watch"),
     _spec(PolicySpec, "sleep"),
     _spec(PolicySpec, "hawk"),

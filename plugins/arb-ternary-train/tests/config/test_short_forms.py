@@ -80,6 +80,8 @@ def test_a_policy_that_is_not_installed_says_what_to_install(failure: Any) -> No
 
 def test_a_phase_without_policies_and_an_option_of_the_name_stay_what_they_are(load: Any, failure: Any) -> None:
     assert "watch: unknown key" in failure("  - {name: standard, steps: 3, watch: {}}\n")[1]
+    assert "watch: unknown key" in failure("  - {name: insured, steps: 3, watch: {}}\n")[1]
+    assert load("  - {name: insured, steps: 3, policy: watch}\n").config.phases[0].options.policy == "watch"
     options = load("  - {name: watched, steps: 3, hawk: 4}\n").config.phases[0].options
     assert (options.hawk, options.policy) == (4, None)
 
@@ -98,3 +100,4 @@ def test_the_schema_knows_the_short_form() -> None:
     assert not accepts("{name: watched, steps: 3, watch: {evry: 4}}")
     assert not accepts("{name: watched, steps: 3, watch: 4}")
     assert not accepts("{name: standard, steps: 3, watch: {every: 4}}")
+    assert not accepts("{name: insured, steps: 3, watch: {every: 4}}")

@@ -15,8 +15,8 @@ from arb_ternary_train.policy import Adjustment
 __all__ = ["RATES", "Strategy", "keep"]
 
 #: Usual rates of rules for float parameters beside AdamW's. A strategy replaces these rules by one another, and leaves
-#: all others in place. Lion: Chen et al., 2023, section 5: a third to a tenth of AdamW's rate.
-RATES: Final = {"adamw": 1.0, "swats": 1.0, "lion": 0.1, "sgd": 30.0}
+#: all others in place. Lion: a third to a tenth, says Chen et al., 2023, section 5.
+RATES: Final = {"adamw": 1.0, "swats": 1.0, "lion": 0.3, "sgd": 30.0}
 
 
 def keep(leaf: OptimizerChoice) -> OptimizerChoice:
