@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ def test_a_comparison_that_would_cost_too_much_is_put_off_and_that_is_told_once(
         (told,) = refused
         assert (told["step"], told["steps_spent"], told["candidates"]) == (8, 0, [])
         assert told["not_begun"] == f"it would waste 40% of all steps, and max_overhead is {most:.0%}"
-    assert run.policy["lost_steps"] == 8
+    result = json.loads(run.directory.result_file.read_text())
+    assert result["phases"][0]["lost_steps"] == 8.0
 
 
 def test_a_comparison_that_the_run_has_no_steps_left_for_is_not_begun(tiny: Any) -> None:

@@ -125,6 +125,10 @@ class Orchestrator:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 
+    def counts(self) -> dict[str, float]:
+        """Steps that went to candidates which were not kept; see ``arb_ternary_train.policy.Counts``."""
+        return {"lost_steps": float(self.lost_steps)}
+
     def close(self) -> None:
         """Remove the snapshots on the disk."""
         self._memory.close()

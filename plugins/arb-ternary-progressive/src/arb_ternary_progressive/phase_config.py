@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
@@ -18,6 +19,7 @@ from arb_ternary_progressive.time import time_step_for_stack
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_train.options import EVAL_EVERY, AmpName, LoopOptions, loop_contradictions
 from arb_ternary_train.schedules import ScheduleName
+from arb_ternary_train.specs import PolicySpec
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -70,6 +72,7 @@ class ProgressivePhaseConfig(GrowthConfig):
     num_workers: int = _loop("num_workers")
     pin_memory: bool = _loop("pin_memory")
     max_skipped: int = _loop("max_skipped")
+    policy: Choice[PolicySpec] | None = _loop("policy")
 
     log_every: int = option(10, "steps between lines on the screen", validator=positive)
     eval_every: int = option(200, EVAL_EVERY, validator=non_negative)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.step_report import StepReport
 
-__all__ = ["Adjustment", "Diverged", "Drawn", "Skip", "StepPolicy"]
+__all__ = ["Adjustment", "Counts", "Diverged", "Drawn", "Skip", "StepPolicy"]
 
 
 @frozen
@@ -119,4 +119,13 @@ class StepPolicy(Protocol):
 
     def close(self) -> None:
         """The loop ends."""
+        ...
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A policy with numbers for the result of its phase."""
+
+    def counts(self) -> Mapping[str, float]:
+        """The numbers, by names of their own."""
         ...

@@ -113,7 +113,8 @@ class BlockwisePhase:
                     self._restored, steps_before = None, loop.step
                     context.finish_evaluation()
                 reporter.start(f"{self.name}, block {number + 1} of {blocks}", options.steps, loop.step)
-                while loop.step < options.steps and not self._convergence.done:
+                # Steps that a policy has taken ahead are told to the last.
+                while (loop.step < options.steps and not self._convergence.done) or context.held:
                     report = loop.train_micro_batch()
                     if report is not None:
                         self._after_step(context, loop, report, ends_phase=number == blocks - 1)

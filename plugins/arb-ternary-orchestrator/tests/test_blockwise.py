@@ -1,0 +1,76 @@
+"""Strategies are compared for each block of a student anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arb_ternary_orchestrator import branches
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
+
+pytest.importorskip("arb_ternary_upcycle")
+
+MODEL = "model={name: decoder, architecture: llama, width: 16, layers: 2, heads: 2, max_length: 16, group_size: 32%s}"
+
+#: Compares after step 8 of each block, up to step 12.
+COMPARING = {
+    "name": "orchestrator",
+    "decision_interval": 8,
+    "hysteresis": 8,
+    "eval_horizon": 4,
+    "strategies": ["configured", "wild", "wilder"],
+    "safety_strategy": "wild",
+    "max_overhead": 0.9,
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("harmful")]
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run that makes a student block by block, and in which the configured strategy goes on."""
+    from arb_ternary_upcycle.stages import FloatModelWriter, float_config
+
+    monkeypatch.setattr(branches, "_is_better", lambda branch, best: branch.trial.name == "configured")
+    torch.manual_seed(0)
+    config = DecoderConfig(architecture="llama", width=16, layers=2, heads=2, max_length=16)
+    teacher = Decoder(float_config(config), 256)
+    writer = FloatModelWriter(tmp_path / "teacher", teacher.config, 256, {"kind": "bytes"})
+    for number, block in enumerate(teacher.blocks):
+        names = {key.removesuffix(".weight"): value for key, value in block.state_dict().items()}
+        writer.write_block(number, names)
+    names = {key.removesuffix(".weight"): value for key, value in teacher.state_dict().items()}
+    writer.write_ends({name: value for name, value in names.items() if not name.startswith("blocks.")})
+    writer.finish()
+    return [
+        f"data={{name: text, path: {tmp_path}/text.txt, tokenizer: bytes}}",
+        MODEL % ", float_parts: [norms]",
+        f"phases=[{{name: blockwise, teacher: {tmp_path}/teacher, steps: 24, batch_size: 2, block_size: 8,"
+        " eval_every: 0}]",
+    ]
+
+
+def test_losers_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: list[str]) -> None:
+    plain = tiny.run("plain", *overrides)
+    compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")
+    assert [each["step"] for each in compared.decisions if each["candidates"]] == [8, 20, 32, 44]
+    assert dict(compared.last.model).keys() == dict(plain.last.model).keys()
+    equal(dict(compared.last.model), dict(plain.last.model))
+    assert compared.steps == plain.steps
+
+
+def test_a_block_that_is_done_within_a_branch_ends_with_it(
+    tiny: Any, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from arb_ternary_upcycle.trend import Convergence
+
+    monkeypatch.setattr(Convergence, "done", property(lambda self: self.trend.count >= 10))
+    options = ["phases.0.convergence_target=0.001", "phases.0.convergence_patience=5"]
+    run = tiny.run("run", *overrides, *options, "phases.0.steps=48", f"phases.0.policy={json.dumps(COMPARING)}")
+    assert [record["steps"] for record in run.metrics if record["event"] == "block"] == [12, 12]
+    assert [record["step"] for record in run.metrics if record["event"] == "train"] == list(range(1, 25))
