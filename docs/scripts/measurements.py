@@ -1,4 +1,4 @@
-"""The tables of measured figures, from ``plugins/arb-ternary-bench/results`` into README.md and the documentation.
+"""The tables of measured figures, from the results of plugins into README.md and the documentation, and one of code.
 
 ``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
 differs.
@@ -15,8 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from arb_ternary.config.fields import to_plain
 from arb_ternary_bench.quality.result import markdown
 from arb_ternary_bench.steps.result import markdown as step_markdown
+from arb_ternary_orchestrator.built_in import STRATEGIES
+from arb_ternary_orchestrator.strategies import find_strategy
+from arb_ternary_testing.component import make_choice
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +31,7 @@ QUALITY = ROOT / "docs" / "explanation" / "what-rules-learn.md"
 GROWTH = ROOT / "docs" / "explanation" / "progressive-training.md"
 KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
 DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
+ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
@@ -93,6 +98,41 @@ def growth_costs(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-progressive/study/grown.py").cost_table(figures))
 
 
+def strategies_table() -> str:
+    """The built-in strategies, and what they do to votes and to AdamW."""
+    votes, floats = make_choice("optimizer", "scaled_votes"), make_choice("optimizer", "adamw")
+    lines = ["| strategy | what it is for | votes | float parameters |", "|---|---|---|---|"]
+    for name, summary in STRATEGIES.items():
+        strategy = find_strategy(name)
+        rates = strategy.adjustment(floats)
+        clip = {"configured": [], None: ["no clipping"]}.get(rates.grad_clip, [f"clipped to {rates.grad_clip}"])
+        cells = [
+            [factor(rates.ternary_rate), *changes(votes, strategy.optimizer(votes))],
+            [factor(rates.float_rate), *changes(floats, strategy.optimizer(floats)), *clip],
+        ]
+        shown = [", ".join(filter(None, cell)) or "as configured" for cell in cells]
+        lines.append(f"| `{name}` | {summary} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def factor(rate: float) -> str:
+    """A factor on a rate; empty for one."""
+    return "" if rate == 1.0 else f"rate x {rate:g}"
+
+
+def changes(before: Any, after: Any) -> list[str]:
+    """What distinguishes an optimizer from another: its name, or its options."""
+    old = to_plain(before.options)
+    if after.name != before.name:
+        inner = getattr(after.options, "inner", None)
+        inside = [] if inner is None else changes(before, inner)
+        own = [
+            f"`{key}` {getattr(after.options, key):g}" for key in sorted(after.given - {"inner", "lr", "weight_decay"})
+        ]
+        return [f"`{after.name}`", *own, *inside]
+    return [f"`{key}` {json.dumps(value)}" for key, value in to_plain(after.options).items() if value != old[key]]
+
+
 def step_table(result: dict[str, Any]) -> str:
     """The table of ``arb bench step``."""
     return step_markdown(result).strip()
@@ -129,8 +169,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace what differs")
     write = parser.parse_args().write
     outdated = set()
-    for marker, file, table, paths in TABLES:
-        content = table(json.loads((RESULTS / file).read_text(encoding="utf-8")))
+    contents = [
+        (marker, table(json.loads((RESULTS / file).read_text("utf-8"))), paths) for marker, file, table, paths in TABLES
+    ]
+    for marker, content, paths in [*contents, ("strategies", strategies_table(), (ORCHESTRATE,))]:
         for path in paths:
             page = path.read_text(encoding="utf-8")
             wanted = filled(page, marker, content)
