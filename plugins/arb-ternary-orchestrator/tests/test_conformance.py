@@ -1,6 +1,6 @@
 """The optimizers of float parameters pass the suite that every optimizer has to pass.
 
-Four stand for all in a quick run; the rest is marked as slow."""
+Three stand for all in a quick run; the rest is marked as slow."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class TestAroundGradientQualityControl(OptimizerSuite):
     draws = 2
 
 
+@pytest.mark.slow
 class TestUnderSplit(OptimizerSuite):
     component = "split"
     options: ClassVar = {

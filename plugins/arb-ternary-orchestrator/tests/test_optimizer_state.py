@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_to_the_bit(
     weights, optimizer = start(name, options, dtype)
     saved = {}
     for step in range(STEPS):
-        if step in (0, 1, 5, 13, 20):
+        if step in (0, 5, 13, 20):
             tree, tensors = encode_state(optimizer.state_dict())
             kept = {key: value.clone() for key, value in tensors.items()}
             saved[step] = json.dumps(tree), kept, [weight.detach().clone() for weight in weights]

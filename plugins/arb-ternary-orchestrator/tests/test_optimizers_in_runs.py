@@ -72,10 +72,9 @@ def run(config: RunConfig, directory: Path, **request: Any) -> dict[str, bytes]:
 def test_a_run_that_dies_and_resumes_ends_with_the_same_bytes(name: str, tmp_path: Path) -> None:
     made = config(tmp_path, *RUNS[name])
     whole = run(made, tmp_path / "whole")
-    for step in (2, 7):
-        with pytest.raises(Crash):
-            run(evolve(made, trackers=(interruption(step, "crash"),)), tmp_path / f"killed{step}")
-        assert run(made, tmp_path / f"killed{step}", resume="auto") == whole
+    with pytest.raises(Crash):  # the newest checkpoint is that of step 6, within a window of snapshots
+        run(evolve(made, trackers=(interruption(7, "crash"),)), tmp_path / "killed")
+    assert run(made, tmp_path / "killed", resume="auto") == whole
 
 
 def test_the_metrics_tell_what_the_optimizers_do(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ BOUNDS: list[tuple[str, dict[str, Any], float]] = [
     ("gradient_noise", {"inner": ADAMW, "eta": 1e-4}, 0.3),
     ("nowcasting", {"inner": ADAMW, "every": 25}, 0.25),
 ]
+#: Those of them that every test run tries.
+QUICK = ("swats", "adagc", "nowcasting")
 
 
 @cache
@@ -55,7 +57,10 @@ def trained(name: str, options: dict[str, Any], seed: int = 0, schedule: Any = "
         return float(nn.functional.cross_entropy(model(x), y)), optimizer
 
 
-@pytest.mark.parametrize(("name", "options", "bound"), BOUNDS)
+@pytest.mark.parametrize(
+    ("name", "options", "bound"),
+    [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow, id=case[0]) for case in BOUNDS],
+)
 def test_the_loss_falls_below_a_bound(name: str, options: dict[str, Any], bound: float) -> None:
     loss, _ = trained(name, options)
     assert loss < bound
