@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable, inner_optimizers
 from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_orchestrator.optim.adagc import AdaGC
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
 from arb_ternary_train.schedules import apply_schedule
@@ -161,3 +162,31 @@ def test_moments_go_into_a_wrapper_and_out_of_it() -> None:
     carry_state(inside, outside)
     assert same(moments(outside), expected)
     assert part(outside, ScaledVotes).updates == 3
+
+
+def test_swats_stays_in_the_phase_that_it_has_reached() -> None:
+    network = nn.Sequential(nn.Linear(32, 32))
+    old = built(network, "swats", adam_lr=0.01, switch_threshold=1e9, min_steps_before_switch=0)
+    train(network, old, 4)
+    (before, *_) = old.param_groups
+    assert (before["phase"], before["steps"]) == ("sgd", 4)
+    new = built(network, "swats", adam_lr=0.02, switch_threshold=1e-9)
+    carry_state(old, new)
+    (after, *_) = new.param_groups
+    assert all(after[name] == before[name] for name in ("phase", "steps", "projection", "projections", "sgd_rate"))
+    assert (after["lr"], after["switch_threshold"]) == (0.02, 1e-9)
+    assert same([new.state[p] for p in after["params"]], [old.state[p] for p in before["params"]])
+
+
+def test_averages_of_adagc_go_over_and_its_settings_do_not() -> None:
+    network = model()
+    inner = {"name": "adamw", "lr": 0.01}
+    old = built(network, "split", float={"name": "adagc", "threshold": 1.5, "warmup": 2, "inner": inner})
+    train(network, old, 4)
+    new = built(network, "split", float={"name": "adagc", "threshold": 3.0, "warmup": 5, "inner": inner})
+    carry_state(old, new)
+    before, after = part(old, AdaGC), part(new, AdaGC)
+    assert (after.threshold, after.warmup) == (3.0, 5)
+    assert before.state
+    assert same([after.state[p] for p in after.parameters], [before.state[p] for p in before.parameters])
+    assert same(moments(new), moments(old))

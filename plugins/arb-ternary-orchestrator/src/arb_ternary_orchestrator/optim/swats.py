@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from arb_ternary_orchestrator.optim.base import FloatOptimizer, wide
 from arb_ternary_orchestrator.optim.config import SWATSConfig
 
 __all__ = ["SWATS"]
+
+#: State of a group at its first step. It is not among ``defaults``, which are settings.
+_START: Final = {"phase": "adam", "steps": 0, "projection": 0.0, "projections": 0, "sgd_rate": None}
 
 
 class SWATS(FloatOptimizer):
@@ -53,13 +56,12 @@ class SWATS(FloatOptimizer):
                 "weight_decay": config.weight_decay,
                 "switch_threshold": config.switch_threshold,
                 "min_steps_before_switch": config.min_steps_before_switch,
-                "phase": "adam",
-                "steps": 0,
-                "projection": 0.0,
-                "projections": 0,
-                "sgd_rate": None,
             },
         )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which begins with Adam; ConfigError for parameters that have no float values."""
+        super().add_param_group({**_START, **param_group})
 
     def _statistics(self) -> dict[str, float]:
         return {"sgd_groups": float(sum(group["phase"] == "sgd" for group in self.param_groups))}

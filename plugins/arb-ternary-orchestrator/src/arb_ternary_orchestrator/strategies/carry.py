@@ -20,9 +20,10 @@ _OWN: Final = ("params", "lr", "initial_lr")
 def carry_state(old: Optimizer, new: Optimizer) -> None:
     """Hand over, bit for bit, what ``old`` keeps and an optimizer in ``new`` of the same class and parameters can use.
 
-    Moments, running magnitudes, counters and the rate of the last votes go over; settings do not. What finds no match
-    starts empty. Votes and exponents are in the modules, where both optimizers find them. The new one is to be built
-    over the same model, and neither is in the middle of a step.
+    Moments, running magnitudes, counters and the rate of the last votes go over; settings do not, which are what an
+    optimizer's ``defaults`` name of its groups. What finds no match starts empty. Votes and exponents are in the
+    modules, where both optimizers find them. The new one is to be built over the same model, and neither is in the
+    middle of a step.
 
     Args:
         old: what has trained so far; it is not changed.
