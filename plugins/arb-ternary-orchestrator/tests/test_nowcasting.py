@@ -111,6 +111,23 @@ def test_it_jumps_every_so_often_from_snapshots_after_the_last_jump() -> None:
     assert outcome.statistics["jumps"] == 2
 
 
+def test_snapshots_at_other_distances_are_not_mixed_with_its_own() -> None:
+    def taken(optimizer: Nowcasting, steps: int) -> float:
+        for _ in range(steps):
+            weight.grad = -torch.ones(1, dtype=torch.float64)
+            optimizer.step()
+        return float(weight.detach())
+
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    plan = {"every": 8, "horizon": 3, "trust_ratio": None}
+    first = Nowcasting(torch.optim.SGD([weight], lr=1.0), window=3, spacing=2, **plan)
+    assert taken(first, 6) == 6.0
+    second = Nowcasting(torch.optim.SGD([weight], lr=1.0), window=4, spacing=1, **plan)
+    second.load_state_dict(first.state_dict())
+    assert taken(second, 2) == 8.0
+    assert taken(second, 8) == 16.0 + 3.0
+
+
 def test_a_parameter_that_does_not_move_stays_to_the_bit() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(1000, generator=generator))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from arb_ternary_orchestrator import SWATS, SWATSConfig
+from arb_ternary_orchestrator.strategies.carry import carry_state
 
 SHAPES = [(4, 3), (5,)]
 BETA1, BETA2, EPS, LR = 0.9, 0.99, 1e-8, 0.01
@@ -182,6 +183,26 @@ def test_empty_gradients_and_a_rate_of_zero_say_nothing_of_the_rate() -> None:
     run(optimizer, weights, 1, 3)
     assert (group["projections"], group["projection"]) == (0, 0.0)
     assert all(bool((weight == 1.5).all()) for weight in weights)
+
+
+@pytest.mark.parametrize("stop", [5, 40])
+def test_another_one_with_other_settings_goes_on_in_the_phase_of_the_first(stop: int) -> None:
+    weights, optimizer = start()
+    run(optimizer, weights, 1, stop)
+    other = SWATS(weights, config=SWATSConfig(adam_lr=LR / 2, beta2=BETA2, min_steps_before_switch=7))
+    carry_state(optimizer, other)
+    (group,), (before,) = other.param_groups, optimizer.param_groups
+    assert (group["lr"], group["min_steps_before_switch"]) == (LR / 2, 7)
+    assert all(group[name] == before[name] for name in ("phase", "steps", "projection", "projections", "sgd_rate"))
+    assert group["phase"] == ("adam" if stop == 5 else "sgd")
+    values = [weight.detach().clone() for weight in weights]
+    run(other, weights, stop + 1, stop + 1)
+    moved = [value - weight.detach() for value, weight in zip(values, weights, strict=True)]
+    for weight, value in zip(weights, values, strict=True):
+        weight.data.copy_(value)
+    run(optimizer, weights, stop + 1, stop + 1)
+    for half, value, weight in zip(moved, values, weights, strict=True):
+        torch.testing.assert_close(2 * half, value - weight.detach(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

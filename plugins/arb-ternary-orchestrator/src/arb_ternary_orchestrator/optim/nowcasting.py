@@ -26,7 +26,8 @@ class Nowcasting(FloatWrapper):
     """Every ``every`` steps moves each parameter to where it is heading, ``horizon`` steps ahead.
 
     The prediction is made from the last ``window`` snapshots, ``spacing`` steps apart; the last of them is of the step
-    itself. Afterwards they are forgotten: a jump is no step of the trajectory.
+    itself. Afterwards they are forgotten: a jump is no step of the trajectory. There is no jump before there are
+    ``window`` of them, as after the state of one with other settings has been loaded.
 
     Args:
         inner: the optimizer that steps.
@@ -74,10 +75,11 @@ class Nowcasting(FloatWrapper):
             for parameter in self.parameters:
                 self.state[parameter].setdefault("snapshots", []).append(parameter.detach().clone())
         if left == 0:
-            for parameter in self.parameters:
-                self._jump(parameter)
+            if all(len(self.state[parameter]["snapshots"]) == self.window for parameter in self.parameters):
+                for parameter in self.parameters:
+                    self._jump(parameter)
+                self.jumps += 1
             self.state.clear()
-            self.jumps += 1
 
     def _jump(self, parameter: Tensor) -> None:
         last = parameter.to(wide(parameter))
@@ -93,10 +95,16 @@ class Nowcasting(FloatWrapper):
         return {"jumps": float(self.jumps)}
 
     def _own_state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "jumps": self.jumps}
+        return {"steps": self.steps, "jumps": self.jumps, "plan": self._plan}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         self.steps, self.jumps = state["steps"], state["jumps"]
+        if state["plan"] != self._plan:  # snapshots at other distances than those that are to come
+            self.state.clear()
+
+    @property
+    def _plan(self) -> list[int]:
+        return [self.every, self.window, self.spacing]
 
     def planned_state_bytes(self) -> int:
         """The snapshots before a jump; at the jump itself they are gone."""
