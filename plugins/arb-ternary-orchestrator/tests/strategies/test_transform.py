@@ -87,13 +87,15 @@ def test_rules_are_replaced_at_their_usual_rates_and_decay_as_much_a_step() -> N
 
 
 def test_rules_that_are_not_known_follow_the_rates_alone() -> None:
-    strategy = find_strategy("lion_conservative")
+    strategy = find_strategy("conservative_adamw")
     configured = optimizer("split", ternary={"name": "bird_votes"}, float={"name": "bird_floats"})
     assert strategy.optimizer(configured) is configured
     adjustment = strategy.adjustment(configured)
     assert (adjustment.float_rate, adjustment.ternary_rate) == (0.5, 0.5)
+    lion = find_strategy("lion_conservative")
+    assert lion.optimizer(configured) is configured
     both = optimizer("signgsd")
-    assert strategy.optimizer(both) is both
+    assert lion.optimizer(both) is both
 
 
 def test_clipping_stays_where_an_optimizer_sums_gradients_up() -> None:

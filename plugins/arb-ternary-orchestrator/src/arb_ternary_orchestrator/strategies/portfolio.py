@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary_orchestrator.built_in import STRATEGIES
@@ -49,20 +49,13 @@ def _rate(leaf: OptimizerChoice) -> float:
     return float(getattr(leaf.options, "lr", None) or leaf.options.adam_lr)
 
 
-def _votes(*, clip: float | None = None, leak: float | None = None, carry: bool | None = None) -> LeafChange:
-    """Other settings of scaled votes; other rules of votes keep theirs, and follow the rate."""
+def _narrow(leaf: OptimizerChoice) -> OptimizerChoice:
+    """Scaled votes that are clipped at one standard deviation, where the config clips no lower.
 
-    def change(leaf: OptimizerChoice) -> OptimizerChoice:
-        if leaf.name != "scaled_votes":
-            return leaf
-        given = {"clip": clip, "leak": leak, "carry": carry}
-        return with_options(leaf, **{name: value for name, value in given.items() if value is not None})
+    Of all settings of votes but their rate it is the only one that steadied them; other rules follow the rate alone.
+    """
+    return with_options(leaf, clip=min(leaf.options.clip, 1.0)) if leaf.name == "scaled_votes" else leaf
 
-    return change
-
-
-_CAREFUL_VOTES: Final = _votes(clip=1.0)
-_BOLD_VOTES: Final = _votes(clip=4.0)
 
 configured = Strategy(
     name="configured",
@@ -76,7 +69,6 @@ conservative_adamw = Strategy(
     ternary_rate=0.5,
     grad_clip=1.0,
     float_leaf=_rule("adamw", beta1=0.9, beta2=0.999),
-    ternary_leaf=_CAREFUL_VOTES,
 )
 aggressive_adamw = Strategy(
     name="aggressive_adamw",
@@ -86,16 +78,15 @@ aggressive_adamw = Strategy(
     ternary_rate=2.0,
     grad_clip=10.0,
     float_leaf=_rule("adamw", beta1=0.9, beta2=0.95),
-    ternary_leaf=_BOLD_VOTES,
 )
 sgd_escape = Strategy(
     name="sgd_escape",
     summary=STRATEGIES["sgd_escape"],
     suits=("plateau", "late"),
-    ternary_rate=2.0,
+    ternary_rate=4.0,
     grad_clip=1.0,
     float_leaf=_rule("sgd", momentum=0.9),
-    ternary_leaf=_votes(leak=0.0),
+    ternary_leaf=_narrow,
 )
 spike_resistant = Strategy(
     name="spike_resistant",
@@ -104,16 +95,15 @@ spike_resistant = Strategy(
     float_rate=0.25,
     ternary_rate=0.25,
     float_leaf=_clipped,
-    ternary_leaf=_CAREFUL_VOTES,
+    ternary_leaf=_narrow,
 )
 lion_conservative = Strategy(
     name="lion_conservative",
     summary=STRATEGIES["lion_conservative"],
     float_rate=0.5,
-    ternary_rate=0.5,
     grad_clip=1.0,
     float_leaf=_rule("lion", beta1=0.9, beta2=0.99),
-    ternary_leaf=_votes(clip=1.0, carry=False),
+    ternary_leaf=_narrow,
 )
 conservative_votes = Strategy(
     name="conservative_votes",
@@ -121,7 +111,6 @@ conservative_votes = Strategy(
     suits=("early", "unstable"),
     float_rate=0.5,
     ternary_rate=0.5,
-    ternary_leaf=_CAREFUL_VOTES,
 )
 aggressive_votes = Strategy(
     name="aggressive_votes",
@@ -129,5 +118,4 @@ aggressive_votes = Strategy(
     suits=("converging",),
     float_rate=2.0,
     ternary_rate=2.0,
-    ternary_leaf=_BOLD_VOTES,
 )
