@@ -46,7 +46,7 @@ def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[d
 class FloatOptimizer(Optimizer):
     """The common part: ``kind`` in the groups, refusal of what cannot be trained, exact state.
 
-    State is float32 at least, whatever the parameter is: an average with a decay of 0.99 or more would stand still in
+    State is float32 at least, whatever the parameter is: an average with a decay of 0.999 would stand still in
     bfloat16. A step is computed in that format and rounded once.
     """
 
