@@ -40,7 +40,7 @@ phases:
 HARMFUL = """
 from arb_ternary import hookimpl
 from arb_ternary_orchestrator.specs import StrategySpec
-from arb_ternary_orchestrator.strategies import Strategy
+from arb_ternary_orchestrator.strategies import Strategy, chosen, with_options
 
 ARB_API_VERSION = (1, 0)
 
@@ -48,11 +48,23 @@ ARB_API_VERSION = (1, 0)
 def arb_register_strategies():
     return [StrategySpec(name=name, target=f"harmful:{name}", summary="harms") for name in ("wild", "wilder", "crawl")]
 
+def another_rule(leaf):
+    return chosen("lion")
+
+def narrow_band(leaf):
+    return with_options(leaf, band=1)
+
 wild = Strategy(name="wild", summary="harms", float_rate=300.0, ternary_rate=30.0)
-wilder = Strategy(name="wilder", summary="harms", float_rate=3000.0, ternary_rate=60.0, grad_clip=0.1)
+wilder = Strategy(
+    name="wilder", summary="harms", float_rate=3000.0, ternary_rate=60.0, grad_clip=0.1,
+    float_leaf=another_rule, ternary_leaf=narrow_band,
+)
 
 def crawl():
-    return Strategy(name="crawl", summary="learns next to nothing", float_rate=1e-6, ternary_rate=1e-6)
+    return Strategy(
+        name="crawl", summary="learns next to nothing", float_rate=1e-6, ternary_rate=1e-6,
+        float_leaf=another_rule, ternary_leaf=narrow_band,
+    )
 """
 
 

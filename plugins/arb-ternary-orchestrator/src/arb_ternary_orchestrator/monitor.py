@@ -75,7 +75,9 @@ class Meter:
     @torch.no_grad()
     def before_step(self, loop: TrainingLoop) -> None:
         """Gradients are there, and the step has not been taken."""
-        self._modules, self._floats, self._trits = {}, [], {}
+        self._norm, self._modules, self._floats, self._trits = None, {}, [], {}
+        if loop.options.use_amp and loop.options.amp_dtype == "float16":
+            return  # gradients have a scale that changes from step to step
         if (loop.step + 1) % self._every:
             (square,) = to_host([_square_sum(loop.model)])
             self._norm = math.sqrt(square)
@@ -98,7 +100,7 @@ class Meter:
         return Observation(
             step=report.step,
             loss=report.loss,
-            grad_norm=self._norm,
+            grad_norm=report.grad_norm if self._norm is None else self._norm,
             modules=self._modules,
             update_ratio=self._update_ratio(),
             lr=rates.get("lr", rates.get("rate")),
