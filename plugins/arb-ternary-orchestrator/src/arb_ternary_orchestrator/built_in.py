@@ -13,6 +13,6 @@ STRATEGIES: Final = {
     "sgd_escape": "off a plateau or out of a sharp minimum: SGD with momentum; votes at four times the rate, clipped",
     "spike_resistant": "through an unstable stretch and after a rollback: a quarter of the rate, hard clipping",
     "lion_conservative": "steps of one size, whatever the gradient: Lion at half its usual rate; clipped votes",
-    "conservative_votes": "half the rate of votes, and of float parameters, which keep their rule",
-    "aggressive_votes": "twice the rate of votes, and of float parameters, which keep their rule",
+    "conservative_votes": "half the rate of votes; float parameters keep their rule, a little slower",
+    "aggressive_votes": "twice the rate of votes; float parameters keep their rule, a little faster",
 }

@@ -77,7 +77,7 @@ aggressive_adamw = Strategy(
     float_rate=2.0,
     ternary_rate=2.0,
     grad_clip=10.0,
-    float_leaf=_rule("adamw", beta1=0.9, beta2=0.95),
+    float_leaf=_rule("adamw", beta1=0.9, beta2=0.9),
 )
 sgd_escape = Strategy(
     name="sgd_escape",
@@ -109,13 +109,13 @@ conservative_votes = Strategy(
     name="conservative_votes",
     summary=STRATEGIES["conservative_votes"],
     suits=("early", "unstable"),
-    float_rate=0.5,
+    float_rate=0.7,
     ternary_rate=0.5,
 )
 aggressive_votes = Strategy(
     name="aggressive_votes",
     summary=STRATEGIES["aggressive_votes"],
     suits=("converging",),
-    float_rate=2.0,
+    float_rate=1.4,
     ternary_rate=2.0,
 )
