@@ -110,9 +110,18 @@ class Finished:
 
 @frozen
 class Tiny:
-    """Writes the tiny config and runs it."""
+    """Writes the tiny config and runs it.
+
+    Attributes:
+        floats: overrides that make all of the model float: it trains in half the time.
+    """
 
     folder: Path
+    floats: tuple[str, str] = (
+        "model={name: decoder, width: 16, layers: 1, heads: 2, max_length: 16,"
+        " float_parts: [embedding, head, norms, linears]}",
+        "optimizer=adamw",
+    )
 
     @property
     def file(self) -> Path:

@@ -14,7 +14,7 @@ from arb_ternary_train.progress import Silent
 
 #: Nothing but a request leads to a switch, after step 6 at the earliest.
 LISTENING = {"decision_interval": 1000, "eval_horizon": 4, "hysteresis": 6, "safety_strategy": "configured"}
-OPTIONS = ("phases.0.steps=12", "checkpoint.every=1000")
+OPTIONS = ("phases.0.steps=12",)
 
 
 class Killed(BaseException):
@@ -83,7 +83,7 @@ def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> 
 
 @pytest.mark.parametrize(
     "method",
-    [(TrainingContext, "save_checkpoint"), (ControlFile, "remove")],
+    [pytest.param((TrainingContext, "save_checkpoint"), marks=pytest.mark.slow), (ControlFile, "remove")],
     ids=["before the checkpoint", "between checkpoint and removal"],
 )
 def test_a_process_that_dies_in_between_neither_forgets_nor_switches_twice(

@@ -43,6 +43,11 @@ CASES = {
     "autocast": [PHASE % ", use_amp: true"],
     "clipping": [PHASE % ", grad_clip: 0.5"],
     "schedule": [PHASE.replace("constant", "linear, min_rate: 0.5, warmup_steps: 4") % ""],
+    "gnts of floats": [
+        FLOAT,
+        "optimizer={name: gqc.gnts, threshold: 0.3, max_batch_draws: 2, inner: adamw}",
+        PHASE.replace("24", "16") % "",
+    ],
     "gnts": [
         f"optimizer={{name: gqc.gnts, threshold: 0.6, max_batch_draws: 3, inner: {MIXED % 'scaled_votes'}}}",
         PHASE % "",
@@ -67,7 +72,7 @@ pytestmark = pytest.mark.usefixtures("harmful")
 
 
 @pytest.mark.parametrize(
-    "case", [name if name == "gnts" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "case", [name if name == "gnts of floats" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_losers_leave_no_trace(case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _skip_without(case)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,41 +36,27 @@ def _exploding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingLoop, "loss", disturbed)
 
 
-@pytest.fixture
-def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sends SIGTERM while the n-th micro-batch of the process is trained on."""
-
-    def arrange(wanted: int) -> None:
-        draw, drawn = TrainingLoop.draw, []
-
-        def interrupting(self: Any) -> Any:
-            drawn.append(self.micro_batches)
-            if len(drawn) == wanted:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return draw(self)
-
-        monkeypatch.setattr(TrainingLoop, "draw", interrupting)
-
-    return arrange
-
-
-def stopped_and_resumed(tiny: Any, stop_at: Any, at: int, after: int) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(at)
-        with pytest.raises(Interrupted, match=f"SIGTERM after step {after};"):
-            tiny.run(f"stopped {at}", STEPS, policy=BUSY)
-        patch.undo()
-    return tiny.run(f"stopped {at}", STEPS, policy=BUSY, resume="auto")
-
-
 def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
-    tiny: Any, equal: Any, stop_at: Any
+    tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny.run("whole", STEPS, policy=BUSY)
+    whole = tiny.run("whole", STEPS, *tiny.floats, policy=BUSY)
     reasons = [(each["step"], each["reason"]) for each in whole.decisions]
     assert reasons == [(8, "periodic"), (18, "safety"), (26, "periodic")]
     # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first one precede.
-    resumed = stopped_and_resumed(tiny, stop_at, 14, after=8)
+    draw, drawn = TrainingLoop.draw, []
+
+    def interrupting(self: Any) -> Any:
+        drawn.append(self.micro_batches)
+        if len(drawn) == 14:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "draw", interrupting)
+        with pytest.raises(Interrupted, match="SIGTERM after step 8;"):
+            tiny.run("stopped", STEPS, *tiny.floats, policy=BUSY)
+    assert len(drawn) == 14, "another micro-batch was drawn after the signal"
+    resumed = tiny.run("stopped", STEPS, *tiny.floats, policy=BUSY, resume="auto")
     equal(resumed.trained, whole.trained)
     equal(resumed.policy, whole.policy)
     assert resumed.decisions == whole.decisions

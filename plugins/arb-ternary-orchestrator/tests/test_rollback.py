@@ -23,7 +23,7 @@ GUARDED = {
     "initial_strategy": "configured",
     "safety_strategy": "configured",
 }
-STEPS = "phases.0.steps=40"
+STEPS = "phases.0.steps=32"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def restore_by_hand(monkeypatch: pytest.MonkeyPatch, *, saved_at: int, restored_
     monkeypatch.setattr(TrainingLoop, "train_micro_batch", train)
 
 
-@pytest.mark.parametrize("factor", [10.0, math.nan], ids=["exploded", "nan"])
+@pytest.mark.parametrize("factor", [10.0, pytest.param(math.nan, marks=pytest.mark.slow)], ids=["exploded", "nan"])
 def test_a_rollback_puts_weights_votes_and_optimizer_back_and_goes_on_behind_the_data(
     factor: float, tiny: Any, equal: Any, disturb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,18 +90,18 @@ def test_weights_that_became_nan_are_put_back_and_the_run_finishes(tiny: Any, mo
         return drawn
 
     monkeypatch.setattr(TrainingLoop, "draw", ruined)
-    run = tiny.run("run", STEPS, policy={**GUARDED, "safety_strategy": "spike_resistant"})
+    run = tiny.run("run", STEPS, *tiny.floats, policy={**GUARDED, "safety_strategy": "spike_resistant"})
     (decision,) = run.decisions
     assert (decision["from"], decision["to"], decision["rolled_back_to"]) == ("configured", "spike_resistant", 20)
     assert (decision["metric"], decision["value"]) == ("loss", "nan")
     last = run.steps[-1]
-    assert last["step"] == 40
+    assert last["step"] == 32
     assert math.isfinite(last["loss"])
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.last.model.values())
-    # What was seen is what led to the state that was restored, and what came after it: the last of it is step 40.
+    # What was seen is what led to the state that was restored, and what came after it: the last of it is step 32.
     telemetry = run.policy["monitor"]["telemetry"]
-    assert telemetry["step"] == 40
-    assert [step for step, _ in telemetry["points"]] == [*range(1, 21), *range(23, 41)]
+    assert telemetry["step"] == 32
+    assert [step for step, _ in telemetry["points"]] == [*range(1, 21), *range(23, 33)]
 
 
 def test_a_good_moment_that_was_none_is_passed_over(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_good_moment_that_was_none_is_passed_over(tiny: Any, monkeypatch: pyte
         return drawn
 
     monkeypatch.setattr(TrainingLoop, "draw", ruined)
-    (decision,) = tiny.run("run", STEPS, policy=GUARDED).decisions
+    (decision,) = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED).decisions
     assert (decision["step"], decision["rolled_back_to"]) == (20, 15)
 
 
@@ -127,19 +127,19 @@ def test_a_second_explosion_soon_after_goes_one_moment_further_back(
     second: int, hysteresis: int, goes_to: int, tiny: Any, disturb: Any
 ) -> None:
     disturb(lambda loop: loop.micro_batches in (23, second), 10.0)
-    run = tiny.run("run", STEPS, policy={**GUARDED, "hysteresis": hysteresis})
+    run = tiny.run("run", STEPS, *tiny.floats, policy={**GUARDED, "hysteresis": hysteresis})
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(23, 20), (second, goes_to)]
 
 
 def test_a_stretch_of_bad_batches_costs_no_more_than_its_steps(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: 23 <= loop.micro_batches < 29, 10.0)
-    run = tiny.run("run", STEPS, policy=GUARDED)
+    run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [each["rolled_back_to"] for each in run.decisions] == [20] * 6
 
 
 def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: 23 <= loop.micro_batches < 29, math.nan)
-    run = tiny.run("run", STEPS, policy=GUARDED)
+    run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)
     assert [(each["step"], each["rolled_back_to"]) for each in run.decisions] == [(22, 20)]
     assert [record["micro_batch"] for record in run.metrics if record["event"] == "skip"] == list(range(23, 29))
 
@@ -147,4 +147,4 @@ def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over
 def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: loop.micro_batches >= 12, math.nan)
     with pytest.raises(ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"):
-        tiny.run("run", STEPS, "phases.0.max_skipped=7", policy=GUARDED)
+        tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=7", policy=GUARDED)

@@ -65,7 +65,7 @@ def test_free_memory_is_what_the_system_calls_available() -> None:
 
 
 def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(tiny: Any, equal: Any) -> None:
-    options = ("phases.0.steps=16",)
+    options = ("phases.0.steps=16", *tiny.floats)
     in_memory = tiny.run("memory", *options, policy=BUSY)
     on_disk = tiny.run("disk", *options, policy={**BUSY, "snapshot_memory": 0})
     assert in_memory.decisions
