@@ -36,7 +36,7 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run that makes a student block by block, and in which the configured strategy goes on."""
     from arb_ternary_upcycle.stages import FloatModelWriter, float_config
 
-    monkeypatch.setattr(branches, "_is_better", lambda branch, best: branch.trial.name == "configured")
+    monkeypatch.setattr(branches, "_is_better", lambda branch, *_: branch.trial.name == "configured")
     torch.manual_seed(0)
     config = DecoderConfig(architecture="llama", width=16, layers=2, heads=2, max_length=16)
     teacher = Decoder(float_config(config), 256)

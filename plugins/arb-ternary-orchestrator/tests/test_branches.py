@@ -60,6 +60,9 @@ def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
         assert decision["steps_spent"] >= 2
     equal(compared.trained, plain.trained)
     assert compared.steps == plain.steps
+    log = compared.directory.log_file.read_text()
+    for place, trial in enumerate(first["candidates"], start=1):
+        assert f"step 8: orchestrator: trying {trial['name']} ({place} of 3)" in log
 
 
 def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: Any) -> None:

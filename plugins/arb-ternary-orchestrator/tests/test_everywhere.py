@@ -77,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("harmful")
 def test_losers_leave_no_trace(case: str, tiny: Any, equal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _skip_without(case)
     # Whoever is best: here the configured one goes on.
-    monkeypatch.setattr(branches, "_is_better", lambda branch, best: branch.trial.name == "configured")
+    monkeypatch.setattr(branches, "_is_better", lambda branch, *_: branch.trial.name == "configured")
     overrides = CASES[case]
     plain = tiny.run("plain", *overrides)
     compared = tiny.run("compared", *overrides, f"phases.0.policy={json.dumps(COMPARING)}")

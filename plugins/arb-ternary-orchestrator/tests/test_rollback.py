@@ -137,6 +137,15 @@ def test_a_stretch_of_bad_batches_costs_no_more_than_its_steps(tiny: Any, distur
     assert [each["rolled_back_to"] for each in run.decisions] == [20] * 6
 
 
+def test_a_loss_that_has_risen_for_good_is_accepted(tiny: Any, disturb: Any) -> None:
+    disturb(lambda loop: loop.micro_batches >= 16, 10.0)
+    run = tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=4", policy=GUARDED)
+    # The first rollback, three more for the batches that follow, and the fifth batch is believed.
+    assert [each["rolled_back_to"] for each in run.decisions] == [15, 15, 15, 15, None]
+    assert run.decisions[-1]["step"] == 20
+    assert run.decisions[-1]["not_begun"].startswith("4 batches in a row have such a loss")
+
+
 def test_a_stretch_of_batches_without_a_loss_is_rolled_back_once_and_passed_over(tiny: Any, disturb: Any) -> None:
     disturb(lambda loop: 23 <= loop.micro_batches < 29, math.nan)
     run = tiny.run("run", STEPS, *tiny.floats, policy=GUARDED)

@@ -51,6 +51,7 @@ class Orchestrator:
         self._pending: Trigger | None = None
         self._draws: deque[int] = deque(maxlen=_DRAWS)
         self._rolled_back: tuple[int, int] | None = None
+        self._rollbacks_in_a_row = 0
         self._obeyed: str | None = None
         self._put_off: str | None = None
         self._not_begun: set[str] = set()
@@ -103,6 +104,7 @@ class Orchestrator:
             "pending": None if self._pending is None else asdict(self._pending),
             "draws": list(self._draws),
             "rolled_back": self._rolled_back,
+            "rollbacks_in_a_row": self._rollbacks_in_a_row,
             "obeyed": self._obeyed,
             "not_begun": sorted(self._not_begun),
             "lost_steps": self.lost_steps,
@@ -118,6 +120,7 @@ class Orchestrator:
         self._pending = None if state["pending"] is None else Trigger(**state["pending"])
         self._draws = deque(state["draws"], maxlen=_DRAWS)
         self._rolled_back = state["rolled_back"]
+        self._rollbacks_in_a_row = state["rollbacks_in_a_row"]
         self._obeyed = state["obeyed"]
         self._not_begun = set(state["not_begun"])
         self.lost_steps = state["lost_steps"]
@@ -210,15 +213,19 @@ class Orchestrator:
         """Go back to the newest good moment, and on from there with the safety strategy, behind the offending data.
 
         A second time within the hysteresis it goes to the one before. But what the first step after a rollback finds
-        is in the data: the state it started from has been found good.
+        is in the data: the state it started from has been found good. Where that goes on and on, the data have changed.
         """
         started, before, numbers = time.monotonic(), self._strategies.current, self._monitor.telemetry.numbers()
-        if self._rolled_back is not None:
-            at, to = self._rolled_back
-            if loop.step == at:
-                return  # no step has been taken since: there is nothing to take back
-            if 1 < loop.step - at <= self.config.hysteresis:
-                self._ring.drop_since(to)
+        at, to = self._rolled_back or (-math.inf, 0)
+        since = loop.step - at
+        if not since:
+            return  # no step has been taken since the last rollback: there is nothing to take back
+        self._rollbacks_in_a_row = self._rollbacks_in_a_row + 1 if since == 1 else 0
+        if self._rollbacks_in_a_row >= loop.options.max_skipped:
+            self._accept(loop, story, trigger)
+            return
+        if 1 < since <= self.config.hysteresis:
+            self._ring.drop_since(to)
         while True:
             moment = self._ring.newest
             self._strategies.put_back(loop, moment.kept, moment.strategy, cursor=False)
@@ -238,6 +245,17 @@ class Orchestrator:
             rolled_back_to=loop.context.step - (loop.step - moment.step),
             numbers=numbers,
         )
+
+    def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
+        """Take the loss for the usual one: every batch in a row has had it, also after a rollback."""
+        current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
+        self._monitor = Monitor(self.config, loop)
+        self._rollbacks_in_a_row = 0
+        self._boundary.decided(loop.step)
+        text = (
+            f"{loop.options.max_skipped} batches in a row have such a loss, which counts as the usual one from now on"
+        )
+        story.decided(trigger, current, current, not_begun=text, numbers=numbers)
 
     def _is_sound(self, loop: TrainingLoop) -> bool:
         """Whether the model does on training samples as it did."""
