@@ -98,6 +98,11 @@ def growth_costs(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-progressive/study/grown.py").cost_table(figures))
 
 
+def votes_table(figures: dict[str, Any]) -> str:
+    """What the settings of votes do."""
+    return str(study("arb-ternary-orchestrator/studies/votes.py").table(figures))
+
+
 def strategies_table() -> str:
     """The built-in strategies, and what they do to votes and to AdamW."""
     votes, floats = make_choice("optimizer", "scaled_votes"), make_choice("optimizer", "adamw")
@@ -151,6 +156,7 @@ TABLES = (
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
+    ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
 )
 
 

@@ -116,20 +116,20 @@ def measure(optimizer: Mapping[str, Any], accumulation: int, seed: int) -> dict[
 
 
 def table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """The result in Markdown: means over the seeds, and the spread of the last loss."""
+    """The result in Markdown: means over the seeds, and the standard deviation of the last loss."""
     rows = [
-        "| rule and setting | early loss | last loss | +- | worst rise | trits that flip a step |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| rule and setting | seeds | early loss | last loss | | worst rise | trits that flip a step |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in variants():
         runs = list(result.get(name, {}).values())
-        if len(runs) < len(SEEDS):
+        if len(runs) < 2:
             continue
         mean = {key: fmean(run[key] for run in runs) for key in runs[0]}
         spread = stdev(run["last"] for run in runs)
         rows.append(
-            f"| {name} | {mean['early']:.3f} | {mean['last']:.3f} | {spread:.3f} | {mean['rise']:.3f} "
-            f"| {mean['flips']:.3%} |"
+            f"| {name} | {len(runs)} | {mean['early']:.3f} | {mean['last']:.3f} | ± {spread:.3f} | {mean['rise']:.3f} "
+            f"| {mean['flips']:.2%} |"
         )
     return "\n".join(rows)
 
