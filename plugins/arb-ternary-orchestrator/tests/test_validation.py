@@ -84,6 +84,21 @@ def test_a_horizon_longer_than_the_phase() -> None:
     load_config("run.yaml")
 
 
+def test_a_horizon_longer_than_each_loop_of_a_phase() -> None:
+    head = f"data: shakespeare\nmodel: {PARTS['pure'][0]}\noptimizer: scaled_votes\nphases:\n"
+    grown = "  - {name: progressive, target_stacks: 2, block_size: 16, orchestrator: {eval_horizon: 50}%s}\n"
+    Path("run.yaml").write_text(head + grown % "")
+    load_config("run.yaml")  # how many steps an epoch has shows when it runs
+    Path("run.yaml").write_text(head + grown % ", steps_per_stack: 40")
+    with pytest.raises(ConfigError, match="50 steps are more than the 40 of each loop of the phase 'progressive'"):
+        load_config("run.yaml")
+    head = f"data: shakespeare\nmodel: {PARTS['mixed'][0]}\noptimizer: split\nphases:\n"
+    block = "  - {name: blockwise, block_size: 16, steps: 500, convergence_target: 0.1, convergence_max_steps: 60"
+    Path("run.yaml").write_text(f"{head}{block}, orchestrator: {{}}}}\n")
+    with pytest.raises(ConfigError, match="100 steps are more than the 60 of each loop of the phase 'blockwise'"):
+        load_config("run.yaml")
+
+
 def test_an_interval_below_the_horizon() -> None:
     told = refused("decision_interval: 40\neval_horizon: 50")
     assert "run.yaml:9: phases[0].policy.decision_interval: 40 is below 'eval_horizon', 50" in told

@@ -9,6 +9,7 @@ from arb_ternary.config.fields import without_effect
 from arb_ternary.errors import ArbError
 from arb_ternary_orchestrator.strategies.lookup import effect, find_strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, leaves_of
+from arb_ternary_train.protocols import PlansLoops
 
 if TYPE_CHECKING:
     from arb_ternary.optim.protocol import Planned
@@ -33,13 +34,16 @@ def contradictions(options: OrchestratorConfig, run: Any, planned: Planned | Non
             "before the one before it has ended",
         )
     for phase in run.phases:
-        steps, policy = getattr(phase.options, "steps", None), getattr(phase.options, "policy", None)
-        mine = getattr(policy, "options", None) is options  # the policy of another phase may be something else
-        if mine and steps is not None and steps < options.eval_horizon:
+        policy = getattr(phase.options, "policy", None)
+        if getattr(policy, "options", None) is not options:  # the policy of another phase may be something else
+            continue
+        each = isinstance(phase.options, PlansLoops)
+        steps = phase.options.steps_of_loop if each else getattr(phase.options, "steps", None)
+        if steps is not None and steps < options.eval_horizon:
             yield (
                 "eval_horizon",
-                f"{options.eval_horizon} steps are more than the {steps} of the phase {phase.name!r}, so that no "
-                f"strategy could be tried; give at most {max(1, steps // 4)}",
+                f"{options.eval_horizon} steps are more than the {steps} of {'each loop of ' if each else ''}the phase "
+                f"{phase.name!r}, so that no strategy could be tried; give at most {max(1, steps // 4)}",
             )
     kinds = frozenset({"ternary", "float"}) if planned is None else planned.kinds
     yield from _components(options, run, kinds)

@@ -96,6 +96,11 @@ class ProgressivePhaseConfig(GrowthConfig):
                     raise ValueError(f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is variable")
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
+    @property
+    def steps_of_loop(self) -> int | None:
+        """See ``arb_ternary_train.protocols.PlansLoops``."""
+        return self.steps_per_stack
+
     def added_parts(self, *, followed: bool) -> frozenset[TrainedPart]:
         """See :class:`arb_ternary_train.protocols.AddsParts`.
 

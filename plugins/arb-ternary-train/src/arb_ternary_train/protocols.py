@@ -234,6 +234,16 @@ class PlansSteps(Protocol):
 
 
 @runtime_checkable
+class PlansLoops(Protocol):
+    """Options of a phase whose training loops, of which there are several, do not take its ``steps``."""
+
+    @property
+    def steps_of_loop(self) -> int | None:
+        """Most optimizer steps of one loop; None where that shows only when the phase runs."""
+        ...
+
+
+@runtime_checkable
 class ReservesIds(Protocol):
     """A masking strategy that puts an id of its own in the place of others."""
 

@@ -109,6 +109,11 @@ class BlockwiseConfig(LoopOptions):
             return self.steps
         return self.convergence_max_steps
 
+    @property
+    def steps_of_loop(self) -> int:
+        """See ``arb_ternary_train.protocols.PlansLoops``."""
+        return self.steps_of_block
+
     def planned_steps(self, run: RunConfig) -> int:
         """Most steps of all blocks; see ``arb_ternary_train.protocols.PlansSteps``."""
         return self.steps_of_block * int(run.model.options.layers)
