@@ -46,7 +46,8 @@ ARB_API_VERSION = (1, 0)
 
 @hookimpl
 def arb_register_strategies():
-    return [StrategySpec(name=name, target=f"harmful:{name}", summary="harms") for name in ("wild", "wilder", "crawl")]
+    names = ("wild", "wilder", "crawl", "broken")
+    return [StrategySpec(name=name, target=f"harmful:{name}", summary="harms") for name in names]
 
 def another_rule(leaf):
     return chosen("lion")
@@ -54,6 +55,10 @@ def another_rule(leaf):
 def narrow_band(leaf):
     return with_options(leaf, band=1)
 
+def votes_for_floats(leaf):
+    return chosen("sign_votes")
+
+broken = Strategy(name="broken", summary="cannot be", float_leaf=votes_for_floats)
 wild = Strategy(name="wild", summary="harms", float_rate=300.0, ternary_rate=30.0)
 wilder = Strategy(
     name="wilder", summary="harms", float_rate=3000.0, ternary_rate=60.0, grad_clip=0.1,

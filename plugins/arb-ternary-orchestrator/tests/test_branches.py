@@ -130,6 +130,16 @@ def test_a_candidate_whose_loss_is_not_finite_fails_and_spares_the_others(
     equal(run.trained, plain.trained)
 
 
+def test_a_strategy_whose_optimizer_cannot_be_made_fails_and_spares_the_others(tiny: Any, equal: Any) -> None:
+    plain = tiny.run("plain", "phases.0.steps=16")
+    run = tiny.run("run", "phases.0.steps=16", policy={**COMPARING, "strategies": ["configured", "broken"]})
+    (decision,) = run.decisions
+    (failed,) = [trial for trial in decision["candidates"] if trial["failed"]]
+    assert (failed["name"], failed["steps"]) == ("broken", 0)
+    assert failed["failed"].startswith("strategy 'broken': its optimizer cannot be made for this model: ")
+    equal(run.trained, plain.trained)
+
+
 def test_where_all_candidates_fail_the_safety_strategy_goes_on_from_where_they_began(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,16 @@ def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> 
     assert "step 1: orchestrator: asked to switch to 'crawl'; this loop chooses among configured, wild" in log
 
 
+def test_a_strategy_that_cannot_be_made_is_told_and_the_run_goes_on(tiny: Any, equal: Any, harmful: None) -> None:
+    plain = tiny.run("plain", *OPTIONS)
+    run = tiny.run(
+        "run", *OPTIONS, policy={**LISTENING, "strategies": ["broken"]}, reporter=asking(tiny, "run", "broken")
+    )
+    assert "orchestrator: strategy 'broken': its optimizer cannot be made" in run.directory.log_file.read_text()
+    assert not ControlFile(run.directory.path).path.exists()
+    equal(run.trained, plain.trained)
+
+
 @pytest.mark.parametrize(
     "method",
     [pytest.param((TrainingContext, "save_checkpoint"), marks=pytest.mark.slow), (ControlFile, "remove")],

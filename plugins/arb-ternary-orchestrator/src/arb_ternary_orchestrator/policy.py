@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import asdict, fields
 
+from arb_ternary.errors import ConfigError
 from arb_ternary_orchestrator.bandit import Bandit
 from arb_ternary_orchestrator.branches import Comparison, compare
 from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
@@ -199,7 +200,12 @@ class Orchestrator:
 
     def _obey(self, loop: TrainingLoop, story: Story, trigger: Trigger, request: SwitchRequest) -> None:
         started, before = time.monotonic(), self._strategies.current
-        self._strategies.switch(loop, request.name)
+        try:
+            self._strategies.switch(loop, request.name)
+        except ConfigError as error:
+            story.note(error.what)
+            self._control.remove(request)
+            return
         self._boundary.decided(loop.step)
         self._obeyed = request.id
         numbers = self._monitor.telemetry.numbers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from arb_ternary.config.choice import OptimizerChoice
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_orchestrator.strategies import (
     Strategy,
@@ -85,7 +86,7 @@ class Strategies:
         strategy = self._by_name[name]
         choice = self._with_common(strategy.optimizer(self._configured))
         if choice != loop.optimizer_choice:
-            loop.use_optimizer(choice)
+            _use(loop, choice, name)
         loop.adjustment = strategy.adjustment(self._configured)
         self.current = name
 
@@ -94,3 +95,16 @@ class Strategies:
         if config.use_adagc:
             choice = wrap_floats(choice, "adagc", warmup=config.adagc_warmup, threshold=config.adagc_threshold)
         return wrap_floats(choice, "nowcasting") if config.use_nowcasting else choice
+
+
+def _use(loop: TrainingLoop, choice: OptimizerChoice, name: str) -> None:
+    """Put the optimizer of a strategy in place, or leave the loop with the one that it has."""
+    old = loop.optimizer
+    try:
+        loop.use_optimizer(choice)
+    except (ConfigError, ValueError) as error:
+        # Building an optimizer prepares ternary modules for its votes: they are prepared for the old one again.
+        loop.use_optimizer(loop.optimizer_choice)
+        loop.optimizer.load_state_dict(old.state_dict())
+        why = error.what if isinstance(error, ConfigError) else str(error)
+        raise ConfigError(f"strategy {name!r}: its optimizer cannot be made for this model: {why}") from error
