@@ -67,6 +67,7 @@ def test_losers_leave_no_trace(tiny: Any, equal: Any) -> None:
 
 def test_the_winner_goes_on_as_if_it_had_been_chosen_at_once(tiny: Any, equal: Any) -> None:
     options = {**COMPARING, "initial_strategy": "crawl", "strategies": ["configured"], "safety_strategy": "configured"}
+    options["margin"] = 0.0
     compared = tiny.run("compared", "phases.0.steps=16", policy=options)
 
     class Asking(Silent):

@@ -40,6 +40,7 @@ KEYS: dict[str, Any] = {
     "snapshots": 2,
     "max_overhead": 0.5,
     "probe_batches": 0,
+    "margin": 0.25,
     "exploration": 1.0,
     "telemetry_every": 5,
 }

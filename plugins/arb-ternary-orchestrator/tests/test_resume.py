@@ -12,7 +12,8 @@ from torch import Tensor
 from arb_ternary.errors import Interrupted
 from arb_ternary_train.loop import TrainingLoop
 
-#: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and compares after step 26.
+#: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and goes back to its
+#: strategy after step 26.
 BUSY = {
     "decision_interval": 8,
     "hysteresis": 8,
@@ -41,7 +42,7 @@ def test_a_signal_ends_a_comparison_at_once_and_the_resumed_run_makes_it_anew(
 ) -> None:
     whole = tiny.run("whole", STEPS, *tiny.floats, policy=BUSY)
     reasons = [(each["step"], each["reason"]) for each in whole.decisions]
-    assert reasons == [(8, "periodic"), (18, "safety"), (26, "periodic")]
+    assert reasons == [(8, "periodic"), (18, "safety"), (26, "recovered")]
     # In the second micro-batch of the second of three candidates, which 8 steps and 4 of the first one precede.
     draw, drawn = TrainingLoop.draw, []
 

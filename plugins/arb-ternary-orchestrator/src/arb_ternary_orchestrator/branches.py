@@ -93,6 +93,7 @@ class Setting:
         monitor: what had been seen by then.
         micro_batches: that each of them draws.
         probe: training samples on which they are judged in the end.
+        margin: see :func:`compare`.
     """
 
     base: Kept
@@ -100,6 +101,7 @@ class Setting:
     monitor: Monitor
     micro_batches: int
     probe: list[Batch]
+    margin: float
 
 
 def compare(
@@ -110,6 +112,7 @@ def compare(
     monitor: Monitor,
     micro_batches: int,
     probe_batches: int,
+    margin: float,
     strategies: Strategies,
     memory: SnapshotMemory,
     meter: Meter,
@@ -127,12 +130,13 @@ def compare(
         monitor: what has been seen so far; it is left as it is.
         micro_batches: how many each candidate draws.
         probe_batches: batches of training samples that each is judged on in the end.
+        margin: by how much the reward of another strategy has to exceed that of the one in use.
         strategies: switches.
         memory: keeps the loop as the best candidate left it.
         meter: what measures the loop's steps.
         tell: shows a person what is tried.
     """
-    setting = Setting(base, strategies.current, monitor, micro_batches, draw_probe(loop, probe_batches))
+    setting = Setting(base, strategies.current, monitor, micro_batches, draw_probe(loop, probe_batches), margin)
     trials: list[Trial] = []
     best: Branch | None = None
     for place, name in enumerate(names, start=1):
@@ -145,7 +149,7 @@ def compare(
             return None
         trials.append(branch.trial)
         worse = branch
-        if _is_better(branch, best):
+        if _is_better(branch, best, setting):
             best, worse = branch, best
         if worse is not None and worse.end is not None:
             worse.end.release()
@@ -158,11 +162,19 @@ def compare(
     return Comparison(tuple(trials), best)
 
 
-def _is_better(branch: Branch, best: Branch | None) -> bool:
-    """Whether ``branch`` has done better than ``best``; of two that are alike the earlier one stays."""
-    if branch.trial.reward is None:
-        return False
-    return best is None or best.trial.reward is None or branch.trial.reward > best.trial.reward
+def _is_better(branch: Branch, best: Branch | None, setting: Setting) -> bool:
+    """Whether ``branch`` has done better than ``best``; of two that are alike the earlier one stays.
+
+    The strategy in use counts for more: a lower rate lowers the loss at once, and costs something only later, which is
+    more than a few steps can show.
+    """
+    if branch.trial.reward is None or best is None or best.trial.reward is None:
+        return branch.trial.reward is not None
+    ours, theirs = (
+        (each.trial.reward or 0.0) + (setting.margin if each.trial.name == setting.strategy else 0.0)
+        for each in (branch, best)
+    )
+    return ours > theirs
 
 
 def _try_out(

@@ -65,10 +65,16 @@ class OrchestratorConfig:
     snapshot_every: int = option(50, "steps between snapshots for rollbacks", validator=positive)
     snapshots: int = option(3, "snapshots for rollbacks that are kept", validator=positive)
     max_overhead: float = option(
-        0.3, "share of all steps taken that may go to candidates that are not kept", validator=_share
+        0.1, "share of all steps, to the loop's end, that may go to candidates that are not kept", validator=_share
     )
     probe_batches: int = option(
         2, "batches of training samples on which each candidate is judged at its end; 0 = none", validator=non_negative
+    )
+    margin: float = option(
+        0.1,
+        "by how much the reward of another strategy has to exceed that of the one in use; 0.1 is 0.01 nats of the "
+        "running mean of the loss",
+        validator=non_negative,
     )
     exploration: float = option(
         2.0, "weight of what is little known against what has paid; 0 = only rewards count", validator=non_negative

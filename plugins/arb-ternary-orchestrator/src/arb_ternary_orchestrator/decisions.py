@@ -13,7 +13,7 @@ from arb_ternary_orchestrator.telemetry import Phase, Telemetry
 
 __all__ = ["DecisionBoundary", "DecisionOptions", "Reason", "Trigger"]
 
-Reason = Literal["safety", "spike", "plateau", "periodic", "phase_change", "manual"]
+Reason = Literal["safety", "spike", "plateau", "periodic", "phase_change", "manual", "recovered"]
 
 
 @frozen

@@ -17,7 +17,7 @@ from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
 from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions, Trigger
 from arb_ternary_orchestrator.monitor import Meter, Monitor, Observation
 from arb_ternary_orchestrator.probe import draw_probe, probe_loss
-from arb_ternary_orchestrator.rollback import Ring
+from arb_ternary_orchestrator.rollback import Recovery, Ring
 from arb_ternary_orchestrator.snapshots import SnapshotMemory
 from arb_ternary_orchestrator.story import Story
 from arb_ternary_orchestrator.switching import Strategies
@@ -71,6 +71,7 @@ class Orchestrator:
         self._bandit = Bandit(self._strategies.names, exploration=config.exploration)
         self._memory = SnapshotMemory(directory, loop.context.device, config.snapshot_memory)
         self._ring = Ring(self._memory, size=config.snapshots, every=config.snapshot_every)
+        self._recovery = Recovery(config.hysteresis)
         self._control = ControlFile(directory)
         self._strategies.switch(loop, config.initial_strategy)
 
@@ -88,6 +89,8 @@ class Orchestrator:
             if trigger is not None and trigger.reason == "manual":
                 assert request is not None
                 self._obey(loop, story, trigger, request)
+            elif news == "step" and (strategy := self._recovery.due(loop.step)) is not None:
+                self._recover(loop, story, strategy)
             elif trigger is not None and self._may_compare(loop, story, trigger):
                 return self._compare(loop, story, trigger)
         return self._draw(loop)
@@ -142,7 +145,13 @@ class Orchestrator:
     # --- watching ---
 
     def _parts(self) -> dict[str, Any]:
-        return {"monitor": self._monitor, "boundary": self._boundary, "bandit": self._bandit, "ring": self._ring}
+        return {
+            "monitor": self._monitor,
+            "boundary": self._boundary,
+            "bandit": self._bandit,
+            "ring": self._ring,
+            "recovery": self._recovery,
+        }
 
     def _draw(self, loop: TrainingLoop) -> list[Drawn]:
         drawn = loop.draw()
@@ -207,6 +216,7 @@ class Orchestrator:
             self._control.remove(request)
             return
         self._boundary.decided(loop.step)
+        self._recovery.settled()
         self._obeyed = request.id
         numbers = self._monitor.telemetry.numbers()
         story.decided(trigger, before, request.name, seconds=time.monotonic() - started, numbers=numbers)
@@ -241,6 +251,7 @@ class Orchestrator:
             self._ring.drop_since(moment.step)
         self._strategies.switch(loop, self.config.safety_strategy)
         self._rolled_back = (loop.step, moment.step)
+        self._recovery.rolled_back(loop.step, before, self.config.safety_strategy)
         self._ring.wait(loop.step)
         self._boundary.decided(loop.step)
         story.decided(
@@ -251,6 +262,16 @@ class Orchestrator:
             rolled_back_to=loop.context.step - (loop.step - moment.step),
             numbers=numbers,
         )
+
+    def _recover(self, loop: TrainingLoop, story: Story, strategy: str) -> None:
+        """Go back to the strategy that a rollback interrupted."""
+        started, before = time.monotonic(), self._strategies.current
+        self._strategies.switch(loop, strategy)
+        self._recovery.returned(strategy)
+        self._boundary.decided(loop.step)
+        trigger = Trigger("recovered", "steps since the rollback", self.config.hysteresis)
+        numbers = self._monitor.telemetry.numbers()
+        story.decided(trigger, before, strategy, seconds=time.monotonic() - started, numbers=numbers)
 
     def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
         """Take the loss for the usual one: every batch in a row has had it, also after a rollback."""
@@ -281,7 +302,7 @@ class Orchestrator:
         horizon = math.ceil(self._micro_batches(loop) / options.gradient_accumulation_steps)
         left = options.steps - loop.step
         lost = self.lost_steps + (count - 1) * horizon
-        share = lost / (lost + loop.step + horizon)
+        share = lost / (lost + options.steps)
         if count < 2:
             cause, text = "alone", f"{self._strategies.current} is the only strategy that fits the model"
         elif horizon > left:
@@ -316,6 +337,7 @@ class Orchestrator:
             monitor=self._monitor,
             micro_batches=micro_batches,
             probe_batches=config.probe_batches,
+            margin=config.margin,
             strategies=self._strategies,
             memory=self._memory,
             meter=self._meter,
@@ -349,6 +371,7 @@ class Orchestrator:
         self.lost_steps += spent
         if winner is None:
             self._strategies.switch(loop, self.config.safety_strategy)
+        self._recovery.settled()
         self._boundary.decided(loop.step)
         story.decided(
             trigger,

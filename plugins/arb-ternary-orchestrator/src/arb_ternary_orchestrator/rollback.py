@@ -1,4 +1,4 @@
-"""The last good moments of a loop, to go back to."""
+"""The last good moments of a loop, to go back to, and what comes after that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["GoodMoment", "Ring"]
+__all__ = ["GoodMoment", "Recovery", "Ring"]
 
 
 @frozen(eq=False)
@@ -105,3 +105,51 @@ class Ring:
             for each in state["moments"]
         ]
         self._last = state["last"]
+
+
+class Recovery:
+    """The strategy that a rollback interrupted, and when training has been calm for long enough to go back to it.
+
+    Bad data are over at some time, and the safety strategy learns slowly. A strategy that explodes again after it was
+    gone back to is not trusted a second time: only a comparison brings it back.
+
+    Args:
+        calm: steps without a rollback after which the strategy is gone back to.
+    """
+
+    def __init__(self, calm: int) -> None:
+        self._calm = calm
+        self._interrupted: str | None = None
+        self._since = 0
+        self._returned: set[str] = set()
+
+    def rolled_back(self, step: int, before: str, safety: str) -> None:
+        """After step ``step`` the strategy ``safety`` has taken the place of ``before``."""
+        self._since = step
+        if before != safety:
+            self._interrupted = None if before in self._returned else before
+
+    def due(self, step: int) -> str | None:
+        """The strategy to go back to after step ``step``; None = there is none, or not yet."""
+        return self._interrupted if step - self._since >= self._calm else None
+
+    def returned(self, strategy: str) -> None:
+        """``strategy`` has been gone back to."""
+        self._returned.add(strategy)
+        self._interrupted = None
+
+    def settled(self) -> None:
+        """Another decision says how training goes on."""
+        self._interrupted = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"interrupted": self._interrupted, "since": self._since, "returned": sorted(self._returned)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self._interrupted, self._since, self._returned = (
+            state["interrupted"],
+            state["since"],
+            set(state["returned"]),
+        )
