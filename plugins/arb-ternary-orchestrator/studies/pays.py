@@ -18,8 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+import matplotlib.pyplot as plt
 
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_train.metrics import read_metrics
@@ -130,12 +133,20 @@ def with_policy(config: dict[str, Any], steps: int) -> dict[str, Any]:
     return config
 
 
+@cache
+def undisturbed(rule: str, rate: float, steps: int, seed: int) -> dict[str, Any]:
+    """A plain run on sound data; several orchestrated ones may have lost as many steps."""
+    return trained(config_of(rule, rate, steps, seed))
+
+
 def compared(rule: str, condition: str, seed: int, rate: float, steps: int) -> dict[str, Any]:
     """One seed: with the orchestrator, without, and undisturbed without."""
     ours = trained(with_policy(disturbed(config_of(rule, rate, steps, seed), condition, steps), steps))
     spent = sum(decision.get("steps_spent", 0) for decision in ours["decisions"])
-    plain = trained(disturbed(config_of(rule, rate, steps + spent, seed), condition, steps))
-    sound = plain if condition == "nothing" else trained(config_of(rule, rate, steps + spent, seed))
+    sound = undisturbed(rule, rate, steps + spent, seed)
+    plain = sound
+    if condition != "nothing":
+        plain = trained(disturbed(config_of(rule, rate, steps + spent, seed), condition, steps))
     return {
         "orchestrated": ours["loss"],
         "plain": plain["loss"],
@@ -151,10 +162,80 @@ def thinned(losses: list[float]) -> list[float]:
     return [round(statistics.fmean(losses[i : i + 10]), 4) for i in range(0, len(losses), 10)]
 
 
+#: How tables and figures speak of what goes wrong.
+TITLES: Final = {
+    "damaged": f"{SPOILED_FOR:.0%} of the steps on noise",
+    "fast": f"rate x {TOO_LARGE:g}",
+    "nothing": "nothing wrong",
+}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Validation losses of all runs, means and standard deviations, as Markdown."""
+    lines = [
+        "| | what goes wrong | undisturbed | plain | orchestrated | plain behind | orchestrated behind | steps lost | "
+        "rollbacks | switches |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for rule, conditions in result["runs"].items():
+        for condition, runs in conditions.items():
+            found = list(runs.values())
+            cells = [shown([run[name] for run in found]) for name in ("undisturbed", "plain", "orchestrated")]
+            for name in ("plain", "orchestrated"):
+                failed = any(run[name] is None for run in found)
+                apart = [] if failed else [run[name] - run["undisturbed"] for run in found]
+                cells.append("diverged" if failed else f"{statistics.fmean(apart):+.3f}")
+            lost = statistics.fmean(run["steps_spent"] for run in found)
+            cells.append(f"{lost:.0f} ({lost / (lost + result['steps']):.1%})")
+            back = [[d for d in run["decisions"] if d["rolled_back_to"] is not None] for run in found]
+            moved = [[d for d in run["decisions"] if d["from"] != d["to"]] for run in found]
+            cells += [f"{statistics.fmean(map(len, counted)):.1f}" for counted in (back, moved)]
+            lines.append(f"| {rule} | {TITLES[condition]} | {' | '.join(cells)} |")
+    rates = ", ".join(f"{rule} {found['rate']:g}" for rule, found in result["rates"].items())
+    seeds = len(next(iter(next(iter(result["runs"].values())).values())))
+    return "\n".join(lines) + (
+        f"\n\nValidation loss in nats a byte, mean and standard deviation of {seeds} seeds; {result['steps']:,} "
+        f"steps of 512 bytes; the plain and the undisturbed runs take the lost steps too. Rates: {rates}. One thread "
+        f"on {result['machine']['processor']}, `{result['command']}`."
+    )
+
+
+def shown(losses: list[float | None]) -> str:
+    """Mean and standard deviation."""
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < len(losses):
+        return f"{len(losses) - len(known)} of {len(losses)} diverged"
+    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    return f"{statistics.fmean(known):.3f} ± {spread:.3f}"
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Training losses of the first seed, with and without; a column for what goes wrong, a row for a rule."""
+    figure, all_axes = plt.subplots(2, 3, figsize=(10, 5.5), sharex=True, sharey="row", layout="constrained")
+    for row, (rule, conditions) in zip(all_axes, result["runs"].items(), strict=True):
+        for axes, (condition, runs) in zip(row, conditions.items(), strict=True):
+            run = runs[str(SEEDS[0])]
+            for name, colour in (("plain", "#D55E00"), ("orchestrated", "#0072B2")):
+                losses = run["losses"][name]
+                axes.plot([10 * i + 5 for i in range(len(losses))], losses, color=colour, linewidth=1.2, label=name)
+            for decision in run["decisions"]:
+                if decision["from"] != decision["to"]:
+                    axes.axvline(decision["step"], color="0.6", linewidth=0.8, linestyle=":")
+            axes.set_title(f"{rule}: {TITLES[condition]}", fontsize=10)
+            axes.set_ylim(1.8, 3.6)
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel("training loss, nats a byte")
+    for axes in all_axes[-1]:
+        axes.set_xlabel("optimizer step")
+    all_axes[0][0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Run what is missing, one seed of everything before the next."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figure", type=Path, help="where to draw the losses, when all runs are there")
     parser.add_argument("--steps", type=int, default=800, help="steps of an orchestrated run (default: %(default)s)")
     arguments = parser.parse_args()
     out, steps = arguments.out, arguments.steps
@@ -187,6 +268,9 @@ def main() -> None:
                 shown = {key: found[key] for key in ("orchestrated", "plain", "undisturbed", "steps_spent")}
                 print(f"{rule}, {condition}, seed {seed}: {shown}", flush=True)
                 save()
+    print(table(result))
+    if arguments.figure is not None:
+        draw(result, arguments.figure)
 
 
 if __name__ == "__main__":

@@ -14,33 +14,34 @@ from arb_ternary_train.loop import TrainingLoop
 GUARDED = {
     "decision_interval": 1000,
     "eval_horizon": 4,
-    "hysteresis": 6,
+    "hysteresis": 8,
     "snapshot_every": 5,
     "safety_strategy": "spike_resistant",
 }
 
 
 def test_the_interrupted_strategy_goes_on_after_calm_steps_once() -> None:
-    recovery = Recovery(calm=5)
+    recovery = Recovery(calm=8)
     assert recovery.due(100) is None
-    recovery.rolled_back(10, "bold", "safe")
-    recovery.rolled_back(11, "safe", "safe")  # the data were bad for two steps
+    recovery.rolled_back(10, "bold", "safe", blameless=False)
+    assert [step for step in range(10, 22) if recovery.due(step)] == [18, 19, 20, 21]
+    recovery.rolled_back(11, "safe", "safe", blameless=True)  # the data were bad for two steps
     assert [step for step in range(11, 20) if recovery.due(step)] == [16, 17, 18, 19]
     recovery = restored(recovery)
-    assert recovery.due(16) == "bold"
+    assert (recovery.due(15), recovery.due(16)) == (None, "bold")
     recovery.returned("bold")
     assert recovery.due(30) is None
-    recovery.rolled_back(40, "bold", "safe")
+    recovery.rolled_back(40, "bold", "safe", blameless=False)
     assert restored(recovery).due(90) is None, "it exploded again"
-    recovery.rolled_back(50, "other", "safe")
-    assert recovery.due(55) == "other"
+    recovery.rolled_back(50, "other", "safe", blameless=False)
+    assert recovery.due(58) == "other"
     recovery.settled()
     assert recovery.due(60) is None
 
 
 def restored(recovery: Recovery) -> Recovery:
     """What a resumed run has of it."""
-    other = Recovery(calm=5)
+    other = Recovery(calm=8)
     other.load_state_dict(json.loads(json.dumps(recovery.state_dict())))
     return other
 
@@ -48,8 +49,8 @@ def restored(recovery: Recovery) -> Recovery:
 @pytest.mark.parametrize(
     ("exploding", "story"),
     [
-        ((12, 13), [(12, "spike_resistant"), (13, "spike_resistant"), (19, "configured")]),
-        ((12, 22), [(12, "spike_resistant"), (18, "configured"), (22, "spike_resistant")]),
+        ((12, 13), [(12, "spike_resistant"), (13, "spike_resistant"), (18, "configured")]),
+        ((12, 24), [(12, "spike_resistant"), (20, "configured"), (24, "spike_resistant")]),
     ],
     ids=["the data were bad", "it explodes again"],
 )

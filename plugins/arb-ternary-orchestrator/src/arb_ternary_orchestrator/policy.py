@@ -251,7 +251,8 @@ class Orchestrator:
             self._ring.drop_since(moment.step)
         self._strategies.switch(loop, self.config.safety_strategy)
         self._rolled_back = (loop.step, moment.step)
-        self._recovery.rolled_back(loop.step, before, self.config.safety_strategy)
+        blameless = self._rollbacks_in_a_row > 0
+        self._recovery.rolled_back(loop.step, before, self.config.safety_strategy, blameless=blameless)
         self._ring.wait(loop.step)
         self._boundary.decided(loop.step)
         story.decided(
@@ -269,7 +270,7 @@ class Orchestrator:
         self._strategies.switch(loop, strategy)
         self._recovery.returned(strategy)
         self._boundary.decided(loop.step)
-        trigger = Trigger("recovered", "steps since the rollback", self.config.hysteresis)
+        trigger = Trigger("recovered", "steps since the rollback", self._recovery.since(loop.step))
         numbers = self._monitor.telemetry.numbers()
         story.decided(trigger, before, strategy, seconds=time.monotonic() - started, numbers=numbers)
 

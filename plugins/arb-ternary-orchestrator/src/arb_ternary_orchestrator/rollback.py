@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
 
 __all__ = ["GoodMoment", "Recovery", "Ring"]
+
+#: Steps on sound data that show that the bad ones are over.
+_SOUND: Final = 5
 
 
 @frozen(eq=False)
@@ -110,8 +113,9 @@ class Ring:
 class Recovery:
     """The strategy that a rollback interrupted, and when training has been calm for long enough to go back to it.
 
-    Bad data are over at some time, and the safety strategy learns slowly. A strategy that explodes again after it was
-    gone back to is not trusted a second time: only a comparison brings it back.
+    Bad data are over at some time, and the safety strategy learns slowly. Where the data are to blame for certain, a
+    few sound steps are enough. A strategy that explodes again after it was gone back to is not trusted a second time:
+    only a comparison brings it back.
 
     Args:
         calm: steps without a rollback after which the strategy is gone back to.
@@ -121,17 +125,30 @@ class Recovery:
         self._calm = calm
         self._interrupted: str | None = None
         self._since = 0
+        self._blameless = False
         self._returned: set[str] = set()
 
-    def rolled_back(self, step: int, before: str, safety: str) -> None:
-        """After step ``step`` the strategy ``safety`` has taken the place of ``before``."""
-        self._since = step
+    def rolled_back(self, step: int, before: str, safety: str, *, blameless: bool) -> None:
+        """After step ``step`` the strategy ``safety`` has taken the place of ``before``.
+
+        Args:
+            step: that the loop has taken.
+            before: the strategy until now; ``safety`` where one rollback follows another.
+            safety: the strategy from now on.
+            blameless: a state that had been found good exploded at once, so that it was the data.
+        """
+        self._since, self._blameless = step, blameless
         if before != safety:
             self._interrupted = None if before in self._returned else before
 
     def due(self, step: int) -> str | None:
         """The strategy to go back to after step ``step``; None = there is none, or not yet."""
-        return self._interrupted if step - self._since >= self._calm else None
+        calm = min(_SOUND, self._calm) if self._blameless else self._calm
+        return self._interrupted if self.since(step) >= calm else None
+
+    def since(self, step: int) -> int:
+        """Steps between the last rollback and step ``step``."""
+        return step - self._since
 
     def returned(self, strategy: str) -> None:
         """``strategy`` has been gone back to."""
@@ -144,12 +161,14 @@ class Recovery:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"interrupted": self._interrupted, "since": self._since, "returned": sorted(self._returned)}
+        return {
+            "interrupted": self._interrupted,
+            "since": self._since,
+            "blameless": self._blameless,
+            "returned": sorted(self._returned),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
-        self._interrupted, self._since, self._returned = (
-            state["interrupted"],
-            state["since"],
-            set(state["returned"]),
-        )
+        self._interrupted, self._since = state["interrupted"], state["since"]
+        self._blameless, self._returned = state["blameless"], set(state["returned"])
