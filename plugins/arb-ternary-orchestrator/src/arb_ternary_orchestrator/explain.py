@@ -129,9 +129,9 @@ class Explanation:
     def candidate_rows(self) -> Iterator[Row]:
         """Step, strategy, loss before and after, reward, steps, what became of these, time that the decision took."""
         for each in self.decisions:
-            rewards = [candidate["reward"] for candidate in each["candidates"] if candidate["reward"] is not None]
             for place, candidate in enumerate(each["candidates"]):
-                kept = candidate["name"] == each["to"] and candidate["reward"] == max(rewards, default=None)
+                # Not the highest reward: the strategy in use stays where no other exceeds it by the margin.
+                kept = candidate["name"] == each["to"] and candidate["reward"] is not None
                 yield (
                     "" if place else each["step"],
                     candidate["name"],
