@@ -74,3 +74,16 @@ def test_a_run_with_its_snapshots_on_the_disk_ends_with_the_same_bytes(tiny: Any
     equal(on_disk.trained, in_memory.trained)
     equal(on_disk.policy, in_memory.policy)
     assert not (on_disk.directory.path / "snapshots").exists()
+
+
+def test_stacks_that_are_trained_one_after_the_other_end_without_the_files_of_their_snapshots(tiny: Any) -> None:
+    """The phase saves its last checkpoint when the loop of its last stack is closed."""
+    pytest.importorskip("arb_ternary_progressive")
+    phase = (
+        "phases=[{name: progressive, steps_per_stack: 6, target_stacks: 1, train_first: true, batch_size: 2,"
+        " block_size: 8, eval_every: 0, lr_schedule: constant}]"
+    )
+    run = tiny.run("run", phase, policy={"eval_horizon": 4, "snapshot_memory": 0})
+    assert run.last.state["step"] == 6
+    assert not (run.directory.path / "snapshots").exists()
+    assert not run.policy["ring"]["moments"], "nothing goes back to them any more"

@@ -137,7 +137,8 @@ class Orchestrator:
         return {"lost_steps": float(self.lost_steps)}
 
     def close(self) -> None:
-        """Remove the snapshots on the disk."""
+        """Give up the snapshots. A phase may save its last checkpoint after its last loop."""
+        self._ring.clear()
         self._memory.close()
         if self._story is not None:
             self._story.log.close()

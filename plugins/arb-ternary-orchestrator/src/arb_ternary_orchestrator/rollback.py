@@ -79,6 +79,11 @@ class Ring:
         while len(self._moments) > 1 and self.newest.step >= step:
             self._moments.pop().kept.release()
 
+    def clear(self) -> None:
+        """Give up all moments."""
+        while self._moments:
+            self._moments.pop().kept.release()
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint can hold, moments oldest first."""
         moments = [
@@ -95,8 +100,7 @@ class Ring:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""
-        for moment in self._moments:
-            moment.kept.release()
+        self.clear()
         self._moments = [
             GoodMoment(
                 each["step"],
