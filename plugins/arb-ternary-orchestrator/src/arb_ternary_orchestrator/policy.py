@@ -301,14 +301,15 @@ class Orchestrator:
         """Whether a comparison can begin; the first time that it cannot is written down."""
         config, options = self.config, loop.options
         count = min(config.max_candidates, len(self._strategies.names))
-        horizon = math.ceil(self._micro_batches(loop) / options.gradient_accumulation_steps)
+        # Where an optimizer decides how many micro-batches go into a step, a candidate may take fewer for each.
+        most = math.ceil(self._micro_batches(loop) / options.gradient_accumulation_steps)
         left = options.steps - loop.step
-        lost = self.lost_steps + (count - 1) * horizon
+        lost = self.lost_steps + (count - 1) * config.eval_horizon
         share = lost / (lost + options.steps)
         if count < 2:
             cause, text = "alone", f"{self._strategies.current} is the only strategy that fits the model"
-        elif horizon > left:
-            cause, text = "end", f"that takes {horizon} steps, and {left} are left"
+        elif most > left:
+            cause, text = "end", f"that may take {most} steps, and {left} are left"
         elif share > config.max_overhead:
             cause, text = (
                 "overhead",
