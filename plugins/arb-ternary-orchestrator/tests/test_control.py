@@ -52,10 +52,10 @@ def test_a_newer_request_survives_that_an_older_one_is_done(tmp_path: Any) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"id": 1, "name": "x"}', '{"id": "x"}'])
-def test_a_file_that_is_no_request_is_removed_and_named(content: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"id": 1, "name": "x"}', b'{"id": "x"}', b"\xff\x00\xff"])
+def test_a_file_that_is_no_request_is_removed_and_named(content: bytes, tmp_path: Any) -> None:
     control = ControlFile(tmp_path)
-    control.path.write_text(content)
+    control.path.write_bytes(content)
     with pytest.raises(ValueError, match=r"orchestrator_control\.json: not a request to switch"):
         control.read()
     assert control.read() is None
@@ -71,6 +71,13 @@ def test_the_loop_switches_between_two_steps_saves_a_checkpoint_and_removes_the_
     # The built-in strategy doubles the rate; the schedule is constant.
     rates = [record["lr"] for record in run.metrics if record["event"] == "train"]
     assert rates == [0.01] * 6 + [0.02] * 6
+
+
+def test_a_request_for_the_strategy_in_use_is_no_comparison(tiny: Any) -> None:
+    run = tiny.run("run", *OPTIONS, policy=LISTENING, reporter=asking(tiny, "run", "configured"))
+    (record,) = [each for each in run.metrics if each["event"] == "decision"]
+    assert (record["reason"], record["from"], record["to"]) == ("manual", "configured", "configured")
+    assert "mark" not in record
 
 
 def test_what_cannot_be_obeyed_is_told_and_removed(tiny: Any, harmful: None) -> None:

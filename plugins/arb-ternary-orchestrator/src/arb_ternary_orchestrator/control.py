@@ -48,11 +48,11 @@ class ControlFile:
             ValueError: it was none, and has been removed.
         """
         try:
-            text = self.path.read_text(encoding="utf-8")
+            found = self.path.read_bytes()
         except FileNotFoundError:
             return None
         try:
-            content = json.loads(text)
+            content = json.loads(found)
             request = SwitchRequest(content["id"], content["name"])
             if not (isinstance(request.id, str) and isinstance(request.name, str)):
                 raise TypeError("id and name are texts")

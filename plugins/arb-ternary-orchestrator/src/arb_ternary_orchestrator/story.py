@@ -69,7 +69,7 @@ class Story:
             "not_begun": not_begun,
         }
         outcome = _outcome(before, after, rolled_back_to, not_begun)
-        mark = {} if not_begun else _mark(before, after, rolled_back_to)
+        mark = _mark(before, after, rolled_back_to, compared=bool(trials))
         record = self._context.record("decision", {**values, **mark})
         written = {"step": record["step"], "phase": record["phase"], **values, "telemetry": dict(numbers)}
         self.log.write({**written, "seconds": seconds})
@@ -88,11 +88,13 @@ def _outcome(before: str, after: str, rolled_back_to: int | None, not_begun: str
     return switched if rolled_back_to is None else f"back to step {rolled_back_to}, {switched}"
 
 
-def _mark(before: str, after: str, rolled_back_to: int | None) -> dict[str, str]:
-    """What a figure of the run shows of it."""
+def _mark(before: str, after: str, rolled_back_to: int | None, *, compared: bool) -> dict[str, str]:
+    """What a figure of the run shows of it: nothing where nothing has come of it."""
     if rolled_back_to is not None:
         return {"mark": f"back to step {rolled_back_to}", "mark_kind": "rollback"}
-    return {"mark": after, "mark_kind": "switch"} if before != after else {"mark": "compared", "mark_kind": "branch"}
+    if before != after:
+        return {"mark": after, "mark_kind": "switch"}
+    return {"mark": "compared", "mark_kind": "branch"} if compared else {}
 
 
 def _rewards(trials: Sequence[Trial]) -> str:
