@@ -66,6 +66,11 @@ def test_the_short_form_is_the_policy_and_shown_written_out(capsys: pytest.Captu
     assert load_config("resolved.yaml").config == config
 
 
+def test_a_threshold_of_adagc_that_it_refuses_is_a_fault_of_the_config() -> None:
+    told = refused("use_adagc: true\nadagc_threshold: 0.5")
+    assert "run.yaml:10: phases[0].policy.adagc_threshold: must be 1 or greater, not 0.5" in told
+
+
 def test_an_unknown_strategy_names_the_nearest_and_all() -> None:
     for key in (
         "initial_strategy: agressive_votes",

@@ -54,7 +54,9 @@ class OrchestratorConfig:
     use_adagc: bool = option(False, "clip the gradients of float parameters by AdaGC under every strategy")
     adagc_warmup: int = option(100, "steps in which AdaGC clips by the norm of all gradients", validator=positive)
     adagc_threshold: float = option(
-        3.0, "norm of a parameter's gradient that AdaGC leaves, times its usual one", validator=positive
+        3.0,
+        "norm of a parameter's gradient that AdaGC leaves, times its usual one",
+        validator=Rule("1 or greater", lambda value: value >= 1, {"minimum": 1}),
     )
     use_nowcasting: bool = option(False, "predict where float parameters go, under every strategy")
     snapshot_memory: int | None = option(
