@@ -106,6 +106,11 @@ def test_clipping_stays_where_an_optimizer_sums_gradients_up() -> None:
     assert strategy.adjustment(optimizer("gqc.gnr", inner=inner)).grad_clip == 1.0
     split = optimizer("split", float={"name": "gqc.gnts", "inner": inner})
     assert strategy.adjustment(split).grad_clip == "configured"
+    # So it does where it is the strategy that sums them up.
+    summing = Strategy(
+        name="summing", summary="", grad_clip=1.0, float_leaf=lambda leaf: wrap_floats(leaf, "gqc.gnts", threshold=2.0)
+    )
+    assert summing.adjustment(optimizer("adamw")).grad_clip == "configured"
 
 
 def test_float_leaves_are_wrapped_once() -> None:

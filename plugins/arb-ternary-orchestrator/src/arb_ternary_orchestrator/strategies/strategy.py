@@ -70,9 +70,10 @@ class Strategy:
         ``float_rate`` takes in that the usual rate of the configured rule may be another than that of the strategy's.
         Clipping stays as it is configured where an optimizer decides over sums of several gradients.
         """
-        defers = getattr(configured.options, "defers", False)
+        mine = self.optimizer(configured)
+        defers = getattr(mine.options, "defers", False)
         return Adjustment(
-            float_rate=self.float_rate * _usual_rate(self.optimizer(configured)) / _usual_rate(configured),
+            float_rate=self.float_rate * _usual_rate(mine) / _usual_rate(configured),
             ternary_rate=self.ternary_rate,
             grad_clip="configured" if defers else self.grad_clip,
         )
