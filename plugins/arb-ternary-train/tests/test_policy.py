@@ -237,6 +237,21 @@ def test_a_snapshot_without_the_cursor_puts_back_what_was_learnt_and_goes_on(tin
     assert (loop.step, loop.micro_batches, loop.batches.state_dict()) == (7, 7, cursor)
 
 
+def test_what_the_model_remembers_of_a_text_goes_back_with_the_cursor_alone(tiny: Any) -> None:
+    """What comes next does not continue the text that was read before the snapshot."""
+    loop = loop_of(tiny, "phases.0.preserve_state=true")
+    for _ in range(3):
+        loop.draw()
+    snapshot, remembered = Snapshot.take(loop), copied(loop.model.runtime_state())
+    assert remembered is not None
+    loop.draw()
+    snapshot.restore(loop)
+    assert repr(loop.model.runtime_state()) == repr(remembered)
+    loop.draw()
+    snapshot.restore(loop, cursor=False)
+    assert loop.model.runtime_state() is None
+
+
 def test_a_snapshot_between_micro_batches_of_a_step_holds_their_gradients(tiny: Any) -> None:
     loop = loop_of(tiny, "phases.0.gradient_accumulation_steps=3", "optimizer.ternary=scaled_votes")
     for _ in range(4):

@@ -48,13 +48,14 @@ class Snapshot:
 
         Args:
             loop: any loop of that structure; its policy is left alone.
-            cursor: also the step counters, the place in the data and the global generators. Otherwise these go on, and
-                the micro-batches in between are passed over.
+            cursor: also the step counters, the place in the data, what the model remembers of it and the global
+                generators. Otherwise these go on, the micro-batches in between are passed over, and nothing is
+                remembered of the text before them.
         """
         state = copied(self.loop)
         if not cursor:
             now = loop.training_state()
-            state |= {name: now[name] for name in _CURSOR}
+            state |= {**{name: now[name] for name in _CURSOR}, "runtime": None}
         reset_runtime_state(loop.model)
         load_parts(loop.model, self.model)
         for _, module in ternary_modules(loop.model):
