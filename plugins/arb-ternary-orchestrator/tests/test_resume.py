@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from arb_ternary.errors import Interrupted
+from arb_ternary.errors import CheckpointError, Interrupted
+from arb_ternary_orchestrator.bandit import Bandit
+from arb_ternary_orchestrator.switching import Strategies
 from arb_ternary_train.loop import TrainingLoop
 
 #: Compares after step 8 (to step 12), rolls back after step 18, where the loss explodes, and goes back to its
@@ -96,3 +98,15 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bytes(
     equal(resumed.policy, whole.policy)
     assert resumed.decisions == whole.decisions
     assert resumed.directory.metrics_file.read_bytes() == whole.directory.metrics_file.read_bytes()
+
+
+def test_a_run_whose_strategy_is_not_there_any_more_says_so(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that fit are chosen among; an installed distribution had brought one, and is gone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Strategies, "current", property(lambda self: "gone", lambda self, name: None), raising=False)
+        patch.setattr(Bandit, "state_dict", lambda self: {"tried": {**self.tried, "gone": 1}})
+        tiny.run("run", *tiny.floats, "phases.0.steps=8", "checkpoint.every=4", policy={"eval_horizon": 4})
+    run = tiny.folder / "run"
+    (run / "result.json").unlink()
+    with pytest.raises(CheckpointError, match=r"the checkpoint is of the strategies .*gone.*; the config has"):
+        tiny.run("run", *tiny.floats, "phases.0.steps=8", "checkpoint.every=4", policy={"eval_horizon": 4}, resume=run)

@@ -127,7 +127,7 @@ class Bandit:
             raise CheckpointError(
                 f"orchestrator: the checkpoint is of the strategies {', '.join(sorted(state['tried']))}; "
                 f"the config has {', '.join(sorted(self.strategies))}",
-                "Resume with the list that the run began with, or start a new run.",
+                "Resume with the distributions, and the list, that the run began with, or start a new run.",
             )
         self._rewards = {name: list(state["rewards"][name]) for name in self.strategies}
         self._tried = {name: state["tried"][name] for name in self.strategies}

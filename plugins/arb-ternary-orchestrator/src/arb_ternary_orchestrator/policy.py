@@ -117,7 +117,9 @@ class Orchestrator:
         }
 
     def load_state_dict(self, loop: TrainingLoop, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, with the optimizer of that moment."""
+        """Continue where ``state`` was taken; CheckpointError where the run had other strategies then."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
         self._strategies.resume(loop, state["strategy"])
         self._news = state["news"]
         self._last = None if state["last"] is None else Observation(**state["last"])
@@ -129,8 +131,6 @@ class Orchestrator:
         self._not_begun = set(state["not_begun"])
         self.lost_steps = state["lost_steps"]
         self._known_decisions = state["decisions"]
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
 
     def counts(self) -> dict[str, float]:
         """Steps that went to candidates which were not kept; see ``arb_ternary_train.policy.Counts``."""
