@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
-from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.protocol import StepOutcome
 from arb_ternary_orchestrator.optim.gradients import check_float, with_gradient
 
-__all__ = ["FloatOptimizer", "float_groups", "wide"]
+__all__ = ["FloatOptimizer", "wide"]
 
 
 _WHY: Final = "it trains real floating-point parameters, and ternary modules learn by votes"
@@ -23,24 +23,6 @@ _WHY: Final = "it trains real floating-point parameters, and ternary modules lea
 def wide(tensor: Tensor) -> torch.dtype:
     """The number format of state and arithmetic for a parameter: its own, float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
-    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors, which do not.
-
-    Raises:
-        ConfigError: there are no float parameters.
-    """
-    matrices = [parameter for parameter in trainable.floats.values() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in trainable.floats.values() if parameter.dim() < 2]
-    groups = [
-        {"params": parameters, "weight_decay": decay, "kind": "float"}
-        for parameters, decay in ((matrices, weight_decay), (vectors, 0.0))
-        if parameters
-    ]
-    if not groups:
-        raise ConfigError(f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes")
-    return groups
 
 
 class FloatOptimizer(Optimizer):

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
 from arb_ternary_orchestrator.optim.adagc import AdaGC
-from arb_ternary_orchestrator.optim.base import float_groups
 from arb_ternary_orchestrator.optim.config import (
     NOT_TRITS,
     AdaGCConfig,
@@ -31,6 +30,7 @@ from arb_ternary_orchestrator.optim.lion import Lion
 from arb_ternary_orchestrator.optim.nowcasting import Nowcasting
 from arb_ternary_orchestrator.optim.sgd import SGD
 from arb_ternary_orchestrator.optim.swats import SWATS
+from arb_ternary_train.optim.adamw import float_groups
 
 __all__ = [
     "build_adagc",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from arb_ternary.errors import ConfigError
@@ -9,11 +11,16 @@ from arb_ternary.optim.protocol import Trainable
 from arb_ternary_train.optim.config import AdamWConfig
 from arb_ternary_train.optim.wide_adamw import WideAdamW
 
-__all__ = ["AdamWConfig", "build"]
+__all__ = ["AdamWConfig", "build", "float_groups"]
 
 
-def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
-    """Factory of the optimizer ``adamw``: all float parameters of ``trainable``; only matrices decay.
+def float_groups(name: str, trainable: Trainable, weight_decay: float) -> list[dict[str, Any]]:
+    """Param groups of all float parameters of ``trainable``: matrices, which decay, and vectors, which do not.
+
+    Args:
+        name: of the optimizer, for the error.
+        trainable: what it is given.
+        weight_decay: of matrices.
 
     Raises:
         ConfigError: there are no float parameters.
@@ -22,11 +29,21 @@ def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
     vectors = [p for p in trainable.floats.values() if p.dim() < 2]
     groups = [
         {"params": params, "weight_decay": decay, "kind": "float"}
-        for params, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+        for params, decay in ((matrices, weight_decay), (vectors, 0.0))
         if params
     ]
     if not groups:
-        raise ConfigError("optimizer: adamw trains float parameters, and the model has none", "use scaled_votes")
+        raise ConfigError(f"optimizer: {name} trains float parameters, and the model has none", "use scaled_votes")
+    return groups
+
+
+def build(config: AdamWConfig, trainable: Trainable) -> torch.optim.AdamW:
+    """Factory of the optimizer ``adamw``: all float parameters of ``trainable``; only matrices decay.
+
+    Raises:
+        ConfigError: there are no float parameters.
+    """
+    groups = float_groups("adamw", trainable, config.weight_decay)
     fused = all(p.device.type in ("cpu", "cuda") for p in trainable.floats.values())
     narrow = any(p.dtype == torch.float16 for p in trainable.floats.values())
     kind = WideAdamW if narrow else torch.optim.AdamW
