@@ -122,6 +122,16 @@ def test_nowcasting_and_adagc_need_float_parameters() -> None:
     assert "adagc_warmup: has no effect because 'use_adagc' is false" in refused("adagc_warmup: 9")
 
 
+@pytest.mark.parametrize("name", ["adagc", "nowcasting"])
+def test_what_the_optimizer_has_already_is_not_asked_for_again(name: str) -> None:
+    wrapped = f"{{name: split, float: {{name: {name}, inner: adamw}}}}"
+    assert f"use_{name}: the optimizer has '{name}' around its float parameters already" in refused(
+        f"use_{name}: true", optimizer=wrapped
+    )
+    write(f"use_{'nowcasting' if name == 'adagc' else 'adagc'}: true", optimizer=wrapped)
+    load_config("run.yaml")
+
+
 @pytest.fixture
 def _plugins_of_its_own() -> Iterator[None]:
     yield

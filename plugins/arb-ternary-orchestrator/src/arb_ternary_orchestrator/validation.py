@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from arb_ternary.config.fields import without_effect
 from arb_ternary.errors import ArbError
 from arb_ternary_orchestrator.strategies.lookup import effect, find_strategy
-from arb_ternary_orchestrator.strategies.transform import is_float, leaves_of
+from arb_ternary_orchestrator.strategies.transform import is_float, leaves_of, wrap_floats
 from arb_ternary_train.protocols import PlansLoops
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ def _components(options: OrchestratorConfig, run: Any, kinds: frozenset[str]) ->
         )
     if options.use_adagc and not floats:
         yield "use_adagc", f"{lacks}: AdaGC clips gradients, and votes do not depend on the norm of one; remove it"
+    for key, wrapper in (("use_adagc", "adagc"), ("use_nowcasting", "nowcasting")):
+        if floats and getattr(options, key) and wrap_floats(run.optimizer, wrapper) == run.optimizer:
+            yield (
+                key,
+                f"the optimizer has {wrapper!r} around its float parameters already, with its own options; remove it",
+            )
     if not options.use_adagc:
         yield from without_effect(options, "'use_adagc' is false", "adagc_warmup", "adagc_threshold")
 
