@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import ArbError
+from arb_ternary_orchestrator.policy import Orchestrator
 from arb_ternary_train.loop import TrainingLoop
 
 #: Keeps a good moment every 5 steps, and decides nothing but rollbacks.
@@ -157,3 +158,20 @@ def test_a_run_that_finds_no_finite_loss_any_more_ends_with_the_reason(tiny: Any
     disturb(lambda loop: loop.micro_batches >= 12, math.nan)
     with pytest.raises(ArbError, match="step 12: 7 micro-batches in a row had no finite loss; the last was nan"):
         tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=7", policy=GUARDED)
+
+
+def test_a_run_that_finds_no_finite_gradient_any_more_ends_with_the_reason(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rollback, two more from the same good state, and the fourth batch ends it."""
+    before_step = Orchestrator.before_step
+
+    def overflowing(self: Orchestrator, loop: TrainingLoop) -> None:
+        if loop.micro_batches >= 12:
+            gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
+            gradients[0].fill_(math.inf)
+        before_step(self, loop)
+
+    monkeypatch.setattr(Orchestrator, "before_step", overflowing)
+    with pytest.raises(ArbError, match="step 15: 3 steps in a row had no finite gradient"):
+        tiny.run("run", STEPS, *tiny.floats, "phases.0.max_skipped=3", policy=GUARDED)

@@ -17,7 +17,7 @@ from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
 from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions, Trigger
 from arb_ternary_orchestrator.monitor import Meter, Monitor, Observation
 from arb_ternary_orchestrator.probe import draw_probe, probe_loss
-from arb_ternary_orchestrator.rollback import Recovery, Ring
+from arb_ternary_orchestrator.rollback import Recovery, Ring, without_gradient
 from arb_ternary_orchestrator.snapshots import SnapshotMemory
 from arb_ternary_orchestrator.story import Story
 from arb_ternary_orchestrator.switching import Strategies
@@ -277,6 +277,8 @@ class Orchestrator:
 
     def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
         """Take the loss for the usual one: every batch in a row has had it, also after a rollback."""
+        if trigger.metric == "gradient norm":
+            raise without_gradient(loop, trigger.value)
         current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
         self._monitor = Monitor(self.config, loop)
         self._rollbacks_in_a_row = 0

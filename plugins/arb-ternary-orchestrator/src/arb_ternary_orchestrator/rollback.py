@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from arb_ternary_train.policy import Diverged, Skip
 from arb_ternary_train.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from arb_ternary_orchestrator.snapshots import Kept, SnapshotMemory
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["GoodMoment", "Recovery", "Ring"]
+__all__ = ["GoodMoment", "Recovery", "Ring", "without_gradient"]
 
 #: Steps on sound data that show that the bad ones are over.
 _SOUND: Final = 5
@@ -112,6 +113,16 @@ class Ring:
             for each in state["moments"]
         ]
         self._last = state["last"]
+
+
+def without_gradient(loop: TrainingLoop, norm: float) -> Diverged:
+    """The error that ends a run whose gradients are not finite, from a good state, batch after batch."""
+    return Diverged(
+        f"step {loop.context.step}: {loop.options.max_skipped} steps in a row had no finite gradient, all from a state "
+        f"that had been found good; the last norm was {norm}",
+        "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
+        Skip("gradient", norm, loop.micro_batches),
+    )
 
 
 class Recovery:
