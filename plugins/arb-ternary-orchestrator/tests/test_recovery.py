@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from arb_ternary_orchestrator.rollback import Recovery
@@ -87,3 +88,51 @@ def test_another_strategy_has_to_be_better_by_the_margin(margin: float, tiny: An
     rewards = {each["name"]: each["reward"] for each in first["candidates"]}
     assert rewards["configured"] > rewards["crawl"]
     assert first["to"] == ("crawl" if margin else max(rewards, key=lambda name: rewards[name]))
+
+
+def test_an_explosion_in_the_last_step_is_taken_back(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = TrainingLoop.loss
+
+    def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
+        value = loss(self, batch, masked, output)
+        return value * 10.0 if value.requires_grad and self.micro_batches == 24 else value
+
+    monkeypatch.setattr(TrainingLoop, "loss", disturbed)
+    run = tiny.run("run", "phases.0.steps=24", *tiny.floats, policy=GUARDED)
+    (decision,) = run.decisions
+    assert (decision["reason"], decision["step"], decision["rolled_back_to"]) == ("safety", 24, 20)
+    # What is left is what a run has after the 20 good steps.
+    good = tiny.run("good", "phases.0.steps=20", *tiny.floats)
+    left, right = run.last.model, good.last.model
+    assert sorted(left) == sorted(right)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_candidate_whose_loss_explodes_has_failed(tiny: Any, harmful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = TrainingLoop.loss
+
+    def disturbed(self: Any, batch: Any, masked: Any, output: Tensor) -> Tensor:
+        value = loss(self, batch, masked, output)
+        return value * 100.0 if value.requires_grad and self.adjustment.float_rate == 300.0 else value
+
+    monkeypatch.setattr(TrainingLoop, "loss", disturbed)
+    policy = {
+        "decision_interval": 16,
+        "hysteresis": 16,
+        "eval_horizon": 4,
+        "strategies": ["wild"],
+        "safety_strategy": "configured",
+        "max_overhead": 0.9,
+    }
+    run = tiny.run("run", "phases.0.steps=24", *tiny.floats, policy=policy)
+    told = {each["name"]: each for each in run.decisions[0]["candidates"]}
+    assert (told["wild"]["failed"], told["wild"]["steps"]) == ("its loss exploded in step 1", 1)
+    assert told["configured"]["failed"] is None
+    assert run.decisions[0]["to"] == "configured"
+
+
+def test_strategies_of_other_distributions_take_part_where_they_are_named_only(tiny: Any, harmful: None) -> None:
+    alone = tiny.run("alone", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1})
+    assert {"wild", "wilder", "crawl", "broken"}.isdisjoint(alone.policy["bandit"]["tried"])
+    named = tiny.run("named", "phases.0.steps=2", *tiny.floats, policy={"eval_horizon": 1, "strategies": ["wild"]})
+    assert "wild" in named.policy["bandit"]["tried"]

@@ -195,7 +195,10 @@ def _try_out(
             observation = meter.after(loop, drawn[-1])
             if observation is not None:
                 seen.append(observation)
+                allowed = monitor.allowed
                 spikes += monitor.observe(observation)
+                if observation.loss > allowed:
+                    failed = f"its loss exploded in step {loop.step - first}"
                 if not observation.finite:
                     what = "loss" if drawn[-1].report is None else "gradient"
                     failed = f"its {what} was not finite after {loop.step - first} steps"

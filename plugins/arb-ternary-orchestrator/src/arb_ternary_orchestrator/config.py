@@ -28,7 +28,9 @@ class OrchestratorConfig:
     initial_strategy: str = option("configured", "strategy at the start; configured = the optimizer as the run has it")
     safety_strategy: str = option("spike_resistant", "strategy after a rollback")
     strategies: tuple[str, ...] | None = option(
-        None, "strategies to choose among, beside the initial and the safety strategy; null = all that fit the model"
+        None,
+        "strategies to choose among, beside the initial and the safety strategy; null = the built-in "
+        "ones that fit the model",
     )
     max_candidates: int = option(
         3,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.policy import Drawn
 
-__all__ = ["Meter", "Monitor", "Observation"]
+__all__ = ["Meter", "Monitor", "Observation", "is_seen"]
 
 #: Standard deviations from which a loss, or a gradient's norm, is a spike.
 _LOSS_SPIKES, _GRADIENT_SPIKES = 3.0, 4.0
@@ -206,3 +206,8 @@ def _terms(module: nn.Module) -> Iterator[Tensor]:
 def _sample(parameter: nn.Parameter) -> Tensor:
     flat = parameter.detach().reshape(-1)
     return flat[:: max(1, math.ceil(flat.numel() / _SAMPLED))]
+
+
+def is_seen(drawn: Drawn) -> bool:
+    """Whether a meter has something to say of it."""
+    return drawn.report is not None or (drawn.skip is not None and drawn.skip.what == "loss")

@@ -58,7 +58,7 @@ def arb_register_policies() -> Sequence[PolicySpec]:
     return (
         PolicySpec(
             name="orchestrator",
-            target="arb_ternary_orchestrator.policy:build",
+            target="arb_ternary_orchestrator.policy:Orchestrator",
             config="arb_ternary_orchestrator.config:OrchestratorConfig",
             summary="compares strategies while it trains, keeps the best one's steps, and takes back disasters",
         ),

@@ -15,7 +15,7 @@ from arb_ternary_orchestrator.bandit import Bandit
 from arb_ternary_orchestrator.branches import Comparison, compare
 from arb_ternary_orchestrator.control import ControlFile, SwitchRequest
 from arb_ternary_orchestrator.decisions import DecisionBoundary, DecisionOptions, Trigger
-from arb_ternary_orchestrator.monitor import Meter, Monitor, Observation
+from arb_ternary_orchestrator.monitor import Meter, Monitor, Observation, is_seen
 from arb_ternary_orchestrator.probe import draw_probe, probe_loss
 from arb_ternary_orchestrator.rollback import Recovery, Ring, without_gradient
 from arb_ternary_orchestrator.snapshots import SnapshotMemory
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from arb_ternary_orchestrator.config import OrchestratorConfig
     from arb_ternary_train.loop import TrainingLoop
 
-__all__ = ["Orchestrator", "build"]
+__all__ = ["Orchestrator"]
 
 #: Steps over which the usual number of micro-batches a step is taken, where an optimizer decides it.
 _DRAWS: Final = 50
@@ -58,6 +58,7 @@ class Orchestrator:
         self._not_begun: set[str] = set()
         self._story: Story | None = None
         self._known_decisions: int | None = None
+        self._before = 0  # steps of the run before those of the loop
 
     # --- the protocol of a policy ---
 
@@ -77,6 +78,16 @@ class Orchestrator:
 
     def advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
         """Train on a micro-batch; where strategies are compared, on as many as that takes."""
+        self._before = loop.context.step - loop.step
+        drawn = self._advance(loop)
+        if loop.step >= loop.options.steps:  # nobody asks again: an explosion is taken back now or never
+            trigger = self._due(None)
+            if trigger is not None and trigger.reason == "safety" and self._story is not None:
+                self._roll_back(loop, self._story, trigger)
+                self._news = None
+        return drawn
+
+    def _advance(self, loop: TrainingLoop) -> Sequence[Drawn]:
         story = self._story = self._story or Story(loop.context, self._known_decisions)
         request = self._asked(loop, story) if self._news == "step" else None
         trigger, self._pending = self._pending or self._due(request), None
@@ -219,8 +230,7 @@ class Orchestrator:
         self._boundary.decided(loop.step)
         self._recovery.settled()
         self._obeyed = request.id
-        numbers = self._monitor.telemetry.numbers()
-        story.decided(trigger, before, request.name, seconds=time.monotonic() - started, numbers=numbers)
+        self._tell(story, trigger, before, started)
         loop.context.save_checkpoint()
         self._control.remove(request)
 
@@ -261,7 +271,8 @@ class Orchestrator:
             before,
             self._strategies.current,
             seconds=time.monotonic() - started,
-            rolled_back_to=loop.context.step - (loop.step - moment.step),
+            rolled_back_to=self._before + moment.step,
+            untold=self._before + loop.step - loop.context.step,
             numbers=numbers,
         )
 
@@ -272,20 +283,20 @@ class Orchestrator:
         self._recovery.returned(strategy)
         self._boundary.decided(loop.step)
         trigger = Trigger("recovered", "steps since the rollback", self._recovery.since(loop.step))
-        numbers = self._monitor.telemetry.numbers()
-        story.decided(trigger, before, strategy, seconds=time.monotonic() - started, numbers=numbers)
+        self._tell(story, trigger, before, started)
+
+    def _tell(self, story: Story, trigger: Trigger, before: str, started: float) -> None:
+        numbers, current = self._monitor.telemetry.numbers(), self._strategies.current
+        story.decided(trigger, before, current, seconds=time.monotonic() - started, numbers=numbers)
 
     def _accept(self, loop: TrainingLoop, story: Story, trigger: Trigger) -> None:
         """Take the loss for the usual one: every batch in a row has had it, also after a rollback."""
         if trigger.metric == "gradient norm":
             raise without_gradient(loop, trigger.value)
         current, numbers = self._strategies.current, self._monitor.telemetry.numbers()
-        self._monitor = Monitor(self.config, loop)
-        self._rollbacks_in_a_row = 0
+        self._monitor, self._rollbacks_in_a_row = Monitor(self.config, loop), 0
         self._boundary.decided(loop.step)
-        text = (
-            f"{loop.options.max_skipped} batches in a row have such a loss, which counts as the usual one from now on"
-        )
+        text = f"{loop.options.max_skipped} batches in a row have such a loss: it counts as usual from now on"
         story.decided(trigger, current, current, not_begun=text, numbers=numbers)
 
     def _is_sound(self, loop: TrainingLoop) -> bool:
@@ -359,7 +370,7 @@ class Orchestrator:
             return self._draw(loop)
         seen = iter(winner.seen)
         for drawn in winner.drawn:
-            self._observe(drawn, next(seen) if _is_seen(drawn) else None)
+            self._observe(drawn, next(seen) if is_seen(drawn) else None)
         return winner.drawn
 
     def _learn(
@@ -387,13 +398,3 @@ class Orchestrator:
             seconds=time.monotonic() - started,
             numbers=self._monitor.telemetry.numbers(),
         )
-
-
-def _is_seen(drawn: Drawn) -> bool:
-    """Whether a meter has something to say of it."""
-    return drawn.report is not None or (drawn.skip is not None and drawn.skip.what == "loss")
-
-
-def build(config: OrchestratorConfig) -> Orchestrator:
-    """The factory that the policy ``orchestrator`` registers."""
-    return Orchestrator(config)

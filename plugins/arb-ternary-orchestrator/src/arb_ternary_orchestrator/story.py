@@ -42,6 +42,7 @@ class Story:
         seconds: float = 0.0,
         rolled_back_to: int | None = None,
         not_begun: str | None = None,
+        untold: int = 0,
         numbers: Mapping[str, Any],
     ) -> None:
         """Write a decision down.
@@ -55,9 +56,11 @@ class Story:
             seconds: that the decision took.
             rolled_back_to: step of the run whose state was restored.
             not_begun: why candidates were not compared.
+            untold: steps taken that the run has not been told of yet.
             numbers: the telemetry at the time.
         """
         values = {
+            "step": self._context.step + untold,
             "from": before,
             "to": after,
             "reason": trigger.reason,
@@ -71,7 +74,7 @@ class Story:
         outcome = _outcome(before, after, rolled_back_to, not_begun)
         mark = _mark(before, after, rolled_back_to, compared=bool(trials))
         record = self._context.record("decision", {**values, **mark})
-        written = {"step": record["step"], "phase": record["phase"], **values, "telemetry": dict(numbers)}
+        written = {"phase": record["phase"], **values, "telemetry": dict(numbers)}
         self.log.write({**written, "seconds": seconds})
         self._context.mark_progress()
         self.note(f"{trigger.reason} ({trigger.metric} {trigger.value:.4g}): {outcome}{_rewards(trials)}")
