@@ -32,6 +32,7 @@ GROWTH = ROOT / "docs" / "explanation" / "progressive-training.md"
 KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
 DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
+ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
 TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
@@ -103,6 +104,11 @@ def votes_table(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-orchestrator/studies/votes.py").table(figures))
 
 
+def pays_table(figures: dict[str, Any]) -> str:
+    """What orchestrated training is worth."""
+    return str(study("arb-ternary-orchestrator/studies/pays.py").table(figures))
+
+
 def strategies_table() -> str:
     """The built-in strategies, and what they do to votes and to AdamW."""
     votes, floats = make_choice("optimizer", "scaled_votes"), make_choice("optimizer", "adamw")
@@ -157,6 +163,7 @@ TABLES = (
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
+    ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
 )
 
 

@@ -37,7 +37,7 @@ checkpoint: {every: 1, keep: 9}
 trackers: [heron]
 checks: [heron]
 phases:
-  - {name: standard, steps: 3, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1}
+  - {name: standard, steps: 3, batch_size: 2, block_size: 8, eval_every: 2, eval_batches: 1, policy: heron}
   - {name: heron, naps: 2}
 """
 
@@ -59,7 +59,7 @@ def test_it_loads_with_one_component_of_every_kind_of_interface_1_0() -> None:
     record = next(record for record in manager().records if record.name == "heron")
     assert record.status is Status.OK, record.reason
     kinds = [found.kind for found in record.components]
-    assert sorted(kinds) == sorted({*manager().registry.kinds} - {"recipe"})
+    assert sorted(kinds) == sorted({*manager().registry.kinds} - {"recipe", "strategy"})
 
 
 def test_it_implements_every_hook_of_interface_1_0() -> None:

@@ -152,9 +152,16 @@ def compared(rule: str, condition: str, seed: int, rate: float, steps: int) -> d
         "plain": plain["loss"],
         "undisturbed": sound["loss"],
         "steps_spent": spent,
-        "decisions": ours["decisions"],
+        "decisions": [summary(decision) for decision in ours["decisions"]],
         "losses": {"orchestrated": thinned(ours["losses"]), "plain": thinned(plain["losses"])},
     }
+
+
+def summary(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a decision."""
+    kept = {key: decision[key] for key in ("step", "from", "to", "reason", "rolled_back_to")}
+    rewards = {each["name"]: each["reward"] for each in decision["candidates"]}
+    return {**kept, **({"rewards": rewards} if rewards else {})}
 
 
 def thinned(losses: list[float]) -> list[float]:
@@ -250,7 +257,7 @@ def main() -> None:
 
     def save() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
     for rule in RATES:
         if rule not in result["rates"]:

@@ -352,7 +352,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     def fails(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("arb_ternary_progressive.rack_storage.os.fsync", fails)
+    monkeypatch.setattr("arb_ternary_train.durable.os.fsync", fails)
     with pytest.raises(CheckpointError, match="disk full"):
         builder.save(path)
     assert path.read_bytes() == before
