@@ -70,7 +70,7 @@ class StandardPhase:
             loop.close()
         reporter.stop()
         loss = {} if self._last_loss is None else {"train_loss": self._last_loss}
-        counts = loop.policy.counts() if isinstance(loop.policy, Counts) else {}
+        counts: Mapping[str, float] = loop.policy.counts() if isinstance(loop.policy, Counts) else {}
         return PhaseResult(steps=loop.step, metrics={"skipped": float(loop.skipped), **counts, **loss})
 
     def make_loop(self, context: TrainingContext, *, resumed: bool) -> TrainingLoop:
