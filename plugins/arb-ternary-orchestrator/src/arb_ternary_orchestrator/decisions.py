@@ -52,6 +52,19 @@ class DecisionOptions:
     phase_hold: int = 20
 
 
+def allowed_loss(losses: SpikeDetector, increase: float) -> float:
+    """The loss above which training counts as exploded; infinite while nothing is known.
+
+    Args:
+        losses: the detector that sees them.
+        increase: times the baseline; for one below zero, as far above it. No noise that is usual is an explosion.
+    """
+    baseline = losses.baseline
+    if baseline is None:
+        return math.inf
+    return max(baseline + (increase - 1) * abs(baseline), losses.limit)
+
+
 class DecisionBoundary:
     """Says at each step whether a decision is due. Of several reasons the first of this order is given:
 
@@ -127,11 +140,7 @@ class DecisionBoundary:
             norm = telemetry.grad_norm
             return Trigger("safety", "gradient norm", math.nan if norm is None else norm)
         baseline = spikes.baseline
-        if baseline is None:
-            return None
-        # For a loss below zero, as far above it.
-        allowed = baseline + (self.options.max_loss_increase - 1) * abs(baseline)
-        if loss > max(allowed, spikes.limit):
+        if baseline is not None and loss > allowed_loss(spikes, self.options.max_loss_increase):
             return Trigger("safety", "loss / baseline", loss / baseline if baseline else math.inf)
         return None
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from arb_ternary.optim.ternary import to_host
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_orchestrator.decisions import allowed_loss
 from arb_ternary_orchestrator.spikes import SpikeDetector
 from arb_ternary_orchestrator.telemetry import PhaseLimits, Telemetry
 
@@ -165,10 +166,7 @@ class Monitor:
     @property
     def allowed(self) -> float:
         """The loss from which training counts as exploded; infinite while nothing is known."""
-        baseline = self.losses.baseline
-        if baseline is None:
-            return math.inf
-        return max(baseline + (self._config.max_loss_increase - 1) * abs(baseline), self.losses.limit)
+        return allowed_loss(self.losses, self._config.max_loss_increase)
 
     def copy(self) -> Monitor:
         """Another one that has seen the same."""
