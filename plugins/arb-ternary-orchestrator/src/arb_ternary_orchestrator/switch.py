@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import UsageProblem, nearest
 from arb_ternary.plugins.manager import manager
 from arb_ternary_orchestrator.control import ControlFile
 from arb_ternary_orchestrator.explain import policies_in
+from arb_ternary_orchestrator.strategies.lookup import strategies_named
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.loading import load_config
 
@@ -31,7 +29,8 @@ def request_switch(run: RunDirectory, name: str) -> list[str]:
             f"What was decided in it: arb orchestrator explain {run.path}",
         )
     manager().registry.get("strategy", name)
-    allowed = {each for policy in policies for each in _portfolio(policy)}
+    options = [(each["initial_strategy"], each["safety_strategy"], each["strategies"]) for each in policies]
+    allowed = {name for named in options for name in strategies_named(*named)}
     if name not in allowed:
         close = nearest(name, allowed)
         hint = f"did you mean {close!r}?\n" if close else ""
@@ -49,13 +48,6 @@ def request_switch(run: RunDirectory, name: str) -> list[str]:
         "If none does, the next one takes it that continues the run with --resume.",
     ]
     return lines
-
-
-def _portfolio(policy: Mapping[str, Any]) -> Sequence[str]:
-    """The strategies that an orchestrator chooses among, as far as its options say it: some may not fit the model."""
-    if (chosen := policy.get("strategies")) is None:
-        return manager().registry.names("strategy")
-    return [*chosen, policy["initial_strategy"], policy["safety_strategy"]]
 
 
 def _waiting(control: ControlFile) -> str | None:

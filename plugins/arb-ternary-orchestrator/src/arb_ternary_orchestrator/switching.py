@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from arb_ternary.config.choice import OptimizerChoice
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import (
     Strategy,
     applicable,
     find_strategy,
     preferences,
+    strategies_named,
     wrap_floats,
 )
 from arb_ternary_orchestrator.strategies.carry import carry_state
@@ -44,9 +44,7 @@ class Strategies:
         self._config = config
         self._configured = loop.context.config.optimizer
         fixed = (config.initial_strategy, config.safety_strategy)
-        # Those of other distributions are named in a config, or take no part: what is merely installed changes no run.
-        wanted = tuple(STRATEGIES) if config.strategies is None else config.strategies
-        found = [find_strategy(name) for name in dict.fromkeys((*fixed, *wanted))]
+        found = [find_strategy(name) for name in strategies_named(*fixed, config.strategies)]
         if config.strategies is None:
             kinds = collect_trainable(loop.model).parts.keys()
             fitting = applicable(found, self._configured, kinds)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
+from arb_ternary.plugins.manager import manager
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator.built_in import STRATEGIES
-from arb_ternary_orchestrator.strategies import Strategy, find_strategy, preferences, strategy_names
+from arb_ternary_orchestrator.strategies import Strategy, find_strategy, preferences, strategies_named
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
 
@@ -37,7 +38,7 @@ def model(kind: str) -> nn.Module:
 
 
 def test_names_and_summaries_are_those_that_are_registered() -> None:
-    built_in = [name for name in strategy_names() if name not in ("soar", "dive")]
+    built_in = [name for name in manager().registry.names("strategy") if name not in ("soar", "dive")]
     assert built_in == sorted(STRATEGIES)
     assert {name: find_strategy(name).summary for name in built_in} == STRATEGIES
 
@@ -91,3 +92,10 @@ def test_what_suits_a_phase_is_preferred_there() -> None:
     assert set(preferences(strategies, "converging")) == {"aggressive_adamw", "aggressive_votes"}
     with pytest.raises(ValueError, match="must be in"):
         Strategy(name="mine", summary="", suits=("plato",))  # type: ignore[arg-type]
+
+
+def test_without_a_list_a_run_chooses_among_the_built_in_ones_and_those_that_it_names() -> None:
+    assert strategies_named("bold", "safe", ["other", "bold"]) == ("bold", "safe", "other")
+    without = strategies_named("soar", "spike_resistant", None)
+    assert without[:2] == ("soar", "spike_resistant")
+    assert sorted(without) == sorted(["soar", *STRATEGIES])

@@ -8,13 +8,13 @@ import pytest
 
 from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.manager import manager
 from arb_ternary_orchestrator.strategies import (
     Strategy,
     applicable,
     chosen,
     effect,
     find_strategy,
-    strategy_names,
     with_options,
     wrap_floats,
 )
@@ -138,7 +138,7 @@ def test_a_strategy_that_is_not_there_is_an_error_with_the_nearest_and_all() -> 
     with pytest.raises(UsageProblem, match="no strategy is called 'agressive_adamw'") as error:
         find_strategy("agressive_adamw")
     assert "did you mean 'aggressive_adamw'?" in str(error.value.hint)
-    assert all(name in str(error.value.hint) for name in strategy_names())
+    assert all(name in str(error.value.hint) for name in manager().registry.names("strategy"))
 
 
 def test_a_third_party_brings_a_strategy() -> None:
@@ -149,7 +149,7 @@ def test_a_third_party_brings_a_strategy() -> None:
         find_strategy("dive")
 
 
-BUILT_IN = [name for name in strategy_names() if name not in ("soar", "dive")]
+BUILT_IN = [name for name in manager().registry.names("strategy") if name not in ("soar", "dive")]
 
 
 def test_what_a_strategy_does_depends_on_the_parts_that_there_are() -> None:

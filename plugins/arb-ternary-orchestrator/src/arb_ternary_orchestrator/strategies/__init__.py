@@ -1,6 +1,6 @@
 """Strategies: what a run may switch to, found by name and compared with what is configured."""
 
-from arb_ternary_orchestrator.strategies.lookup import applicable, effect, find_strategy, preferences, strategy_names
+from arb_ternary_orchestrator.strategies.lookup import applicable, effect, find_strategy, preferences, strategies_named
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import chosen, map_leaves, with_options, wrap_floats
 
@@ -12,7 +12,7 @@ __all__ = [
     "find_strategy",
     "map_leaves",
     "preferences",
-    "strategy_names",
+    "strategies_named",
     "with_options",
     "wrap_floats",
 ]

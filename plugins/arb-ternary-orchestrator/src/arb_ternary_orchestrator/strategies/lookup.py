@@ -10,19 +10,24 @@ from arb_ternary.config.fields import to_plain
 from arb_ternary.errors import ComponentError
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import load_target
+from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies.strategy import Strategy
 from arb_ternary_orchestrator.strategies.transform import is_float, is_ternary, leaves_of
 from arb_ternary_orchestrator.telemetry import Phase
 
-__all__ = ["PREFERENCE", "applicable", "effect", "find_strategy", "preferences", "strategy_names"]
+__all__ = ["PREFERENCE", "applicable", "effect", "find_strategy", "preferences", "strategies_named"]
 
 #: By how much the score of a strategy rises in a phase of training that it suits.
 PREFERENCE: Final = 1.25
 
 
-def strategy_names() -> tuple[str, ...]:
-    """The strategies of all installed plugins, sorted."""
-    return manager().registry.names("strategy")
+def strategies_named(initial: str, safety: str, strategies: Iterable[str] | None) -> tuple[str, ...]:
+    """What a run chooses among by its options of these names, the initial one first; some may not fit its model.
+
+    None stands for the built-in ones. Those of other distributions are named, or take no part: what is merely installed
+    changes no run.
+    """
+    return tuple(dict.fromkeys((initial, safety, *(STRATEGIES if strategies is None else strategies))))
 
 
 def find_strategy(name: str) -> Strategy:
