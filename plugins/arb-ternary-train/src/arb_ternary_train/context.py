@@ -28,6 +28,7 @@ from arb_ternary_train.evaluate import Evaluation, evaluate
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
+from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.signals import StopRequest
 
 __all__ = ["TrainingContext", "default_evaluation_shape"]
@@ -69,6 +70,7 @@ class TrainingContext:
         held: steps that have been taken together are being told one after another; until the last, evaluations,
             checkpoints and stops are put off, because the model is further than ``step``.
         threads_available: threads that torch had when the run began.
+        world: the processes that train together.
     """
 
     config: RunConfig
@@ -94,6 +96,7 @@ class TrainingContext:
     held: bool = False
     _checkpoint_due: bool = False
     threads_available: int = field(factory=torch.get_num_threads)
+    world: World = field(factory=Alone)
 
     @property
     def directory(self) -> Path:

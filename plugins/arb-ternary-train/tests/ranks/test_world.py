@@ -1,0 +1,65 @@
+"""What ranks tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.ranks.world import Alone, World
+
+
+def talk(world: World) -> dict[str, Any]:
+    """Everything that ranks can tell each other, as seen by one of them."""
+    assert isinstance(world, World)
+    told: dict[str, Any] = {"rank": world.rank, "size": world.size, "is_main": world.is_main}
+    told["shared"] = world.share({"from": world.rank})
+    told["gathered"] = world.gather(("value", world.rank))
+    world.agree("size", world.size)
+    told["no_stop"] = world.stop_reason("")
+    told["stop"] = world.stop_reason("SIGTERM" if world.rank == 1 else "")
+    told["made"] = world.from_main(lambda: f"made on {world.rank}")
+    world.barrier("here")
+
+    def fail() -> None:
+        raise UsageProblem("it is wrong", "Make it right.")
+
+    try:
+        world.from_main(fail)
+    except ArbError as error:
+        told["error"] = (error.what, error.hint, error.exit_code)
+    try:
+        world.agree("torch", "2.13" if world.rank == 1 else "2.12")
+    except ArbError as error:
+        told["disagreement"] = (error.what, error.hint.splitlines()[:2])
+    return told
+
+
+@pytest.mark.parametrize("size", [3])
+def test_what_ranks_tell_each_other_is_the_same_on_all(size: int) -> None:
+    for rank, told in enumerate(on_ranks(size, talk)):
+        assert told == {
+            "rank": rank,
+            "size": size,
+            "is_main": rank == 0,
+            "shared": {"from": 0},
+            "gathered": [("value", other) for other in range(size)],
+            "no_stop": "",
+            "stop": "SIGTERM",
+            "made": "made on 0",
+            "error": ("it is wrong", "Make it right.", 2),
+            "disagreement": ("torch: the ranks do not agree", ["rank 0, 2: 2.12", "rank 1: 2.13"]),
+        }
+
+
+def test_one_process_agrees_with_itself() -> None:
+    world = Alone()
+    assert isinstance(world, World)
+    assert (world.rank, world.size, world.is_main, world.group) == (0, 1, True, None)
+    assert world.share("a") == world.from_main(lambda: "a") == world.stop_reason("a") == "a"
+    assert world.gather("a") == ["a"]
+    world.agree("anything", 1)
+    world.barrier("anywhere")
+    world.close()
