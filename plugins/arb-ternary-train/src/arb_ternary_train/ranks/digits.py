@@ -1,0 +1,125 @@
+"""Small integers as digits of bytes: the form in which votes travel between ranks.
+
+A value ``v`` in ``-limit .. limit`` is the digit ``v + limit`` in base ``2 * limit + 1``. Bases 3, 5, 15 and 255 have
+``p`` = 5, 3, 2 and 1 digits to a byte. ``n`` values take ``m = ceil(n / p)`` bytes; byte ``i`` holds the values ``i``,
+``i + m``, ``i + 2 m``, ..., least significant first, so that neighbouring bytes are made of neighbouring values and a
+processor works on many at a time; what is beyond ``n`` is ``v = 0``. Base 65535 stands for int16 as it is, little
+endian, two bytes each.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["RAW", "add_digits_", "base_for", "bytes_for", "bytes_to_digits", "digits_to_bytes", "require"]
+
+#: Digits that a byte holds, by base.
+_DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
+#: The base that stands for int16 as it is.
+RAW: Final = 65535
+
+
+def base_for(limit: int) -> int:
+    """The smallest base for values of which none is larger than ``limit`` (or smaller than ``-limit``).
+
+    Raises:
+        ValueError: the limit is negative, or above 32,767.
+    """
+    if limit >= 0:
+        for base in (*_DIGITS, RAW):
+            if limit <= base // 2:
+                return base
+    raise ValueError(f"votes between ranks must fit int16, 0..{RAW // 2}, got a limit of {limit}")
+
+
+def bytes_for(count: int, base: int) -> int:
+    """Bytes that ``count`` values take."""
+    return 2 * count if base == RAW else -(-count // _per_byte(base))
+
+
+def _per_byte(base: int) -> int:
+    if base not in _DIGITS:
+        raise ValueError(f"base must be one of {[*_DIGITS, RAW]}, got {base}")
+    return _DIGITS[base]
+
+
+def require(condition: Tensor, message: str) -> None:
+    """ValueError with this message unless the bool scalar is true; on a GPU an assertion there: nobody waits for it."""
+    if not condition.is_cpu:
+        torch._assert_async(condition, message)
+    elif not condition:
+        raise ValueError(message)
+
+
+def digits_to_bytes(values: Tensor, base: int) -> Tensor:
+    """int16 ``[n]`` to uint8 ``[bytes_for(n, base)]``.
+
+    Raises:
+        ValueError: a value has no digit in this base; on a GPU an assertion of the device.
+    """
+    if values.dtype != torch.int16 or values.dim() != 1:
+        raise ValueError(f"values must be int16 [n], got {values.dtype} {list(values.shape)}")
+    if base == RAW:
+        packed = torch.empty(bytes_for(values.numel(), base), dtype=torch.uint8, device=values.device)
+        packed.view(torch.int16).copy_(values)
+        return _swapped(packed)
+    each, half = _per_byte(base), base // 2
+    if values.numel():
+        low, high = values.aminmax()
+        require((low >= -half) & (high <= half), f"a value is outside {-half}..{half}, the digits of base {base}")
+    width = bytes_for(values.numel(), base)
+    codes = torch.full((each, width), half, dtype=torch.uint8, device=values.device)
+    codes.view(-1)[: values.numel()] = values + half
+    packed = codes[-1]
+    for plane in reversed(codes[:-1].unbind()):
+        packed = packed.mul_(base).add_(plane)
+    return packed
+
+
+def bytes_to_digits(packed: Tensor, count: int, base: int) -> Tensor:
+    """The ``count`` values that :func:`digits_to_bytes` packed: int16 ``[count]``.
+
+    Raises:
+        ValueError: ``packed`` is not as long as that.
+    """
+    values = torch.zeros(count, dtype=torch.int16, device=packed.device)
+    add_digits_(values, packed, base)
+    return values
+
+
+def add_digits_(total: Tensor, packed: Tensor, base: int) -> None:
+    """Add packed values to ``total``, int16 or int32 ``[n]``, in place; the caller knows that the sums fit.
+
+    Raises:
+        ValueError: ``packed`` is not what ``n`` values take.
+    """
+    check_sum(total, packed, base)
+    if base == RAW:
+        # A piece of a message may start at an odd address.
+        total.add_(_swapped(packed.clone()).view(torch.int16))
+        return
+    half, width, rest = base // 2, packed.numel(), packed
+    for start in range(0, total.numel(), max(width, 1)):
+        plane = total[start : start + width]
+        digits = rest.remainder(base)[: plane.numel()]
+        rest = rest.div(base, rounding_mode="floor")
+        plane.add_(digits).sub_(half)
+
+
+def check_sum(total: Tensor, packed: Tensor, base: int) -> None:
+    """ValueError unless ``packed`` are the digits of as many values as ``total`` has."""
+    if total.dtype not in (torch.int16, torch.int32) or total.dim() != 1:
+        raise ValueError(f"the sum must be int16 or int32 [n], got {total.dtype} {list(total.shape)}")
+    width = bytes_for(total.numel(), base)
+    if packed.dtype != torch.uint8 or tuple(packed.shape) != (width,):
+        what = f"{total.numel()} values in base {base} take uint8 [{width}]"
+        raise ValueError(f"{what}, got {packed.dtype} {list(packed.shape)}")
+
+
+def _swapped(packed: Tensor) -> Tensor:
+    """Bytes of int16 in the order of the wire from that of this machine, or the other way round."""
+    return packed if sys.byteorder == "little" else packed.view(-1, 2).flip(1).view(-1)

@@ -1,0 +1,40 @@
+"""Which rows of a weight a rank owns, and those rows of a packed weight."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.protocol import WeightShape
+
+__all__ = ["row_bounds", "rows_shape", "weight_rows"]
+
+
+def row_bounds(rows: int, size: int) -> list[tuple[int, int]]:
+    """The first row of each of ``size`` ranks and the row after its last, as DTensor's ``Shard(0)`` cuts.
+
+    Every rank has ``ceil(rows / size)`` rows but the last ones, which have fewer or none.
+
+    Raises:
+        ValueError: rows are negative, or there is no rank.
+    """
+    if rows < 0 or size < 1:
+        raise ValueError(f"rows must be 0 or more and ranks 1 or more, got {rows} rows on {size} ranks")
+    chunk = -(-rows // size)
+    return [(min(rank * chunk, rows), min((rank + 1) * chunk, rows)) for rank in range(size)]
+
+
+def rows_shape(shape: WeightShape, first: int, last: int) -> WeightShape:
+    """The shape of rows ``first .. last - 1`` of a weight."""
+    return WeightShape(last - first, shape.in_features, shape.group_size, shape.vote_bits)
+
+
+def weight_rows(weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
+    """Rows ``first .. last - 1`` of a packed weight of the torch backend: a view of it."""
+    return weight[first:last]
+
+
+def repacked_rows(backend: str, weight: Tensor, shape: WeightShape, first: int, last: int) -> Tensor:
+    """As :func:`weight_rows`, for any layout: a copy, through the trits of the whole weight."""
+    packed: Tensor = kernel(backend, "pack")(kernel(backend, "unpack")(weight, shape)[first:last])
+    return packed
