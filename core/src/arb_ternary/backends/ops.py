@@ -11,13 +11,14 @@ asked to vote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.dispatch import kernel, vote_kernel
+from arb_ternary.backends.dispatch import kernel, pack_votes, vote_kernel
 from arb_ternary.backends.reference_votes import count_correlation_, group_score, summed_rows
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_state import VoteState, weight_shape
@@ -61,7 +62,26 @@ def _(
     return grad.new_empty((grad.shape[0], sizes[1]), dtype=dtype)
 
 
-@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "control"))
+@contextmanager
+def _adding(state: VoteState) -> Iterator[VoteState]:
+    """The state whose accumulators a cast is to change: empty ones of 8 bits, where their votes are then summed."""
+    if state.sums is None:
+        yield state
+        return
+    rows, columns, group, _ = state.sizes
+    wide = state._replace(sizes=(rows, columns, group, 8))
+    votes = pack_votes(state.backend, torch.zeros_like(state.sums, dtype=torch.int8), 8)
+    learned = None if state.exponent_votes is None else torch.zeros_like(state.exponent_votes)
+    yield wide._replace(votes=votes, exponent_votes=learned)
+    state.sums.add_(kernel(state.backend, "unpack_votes")(votes, wide.shape))
+    if state.exponent_sums is not None and learned is not None:
+        state.exponent_sums.add_(learned)
+
+
+_CHANGED: Final = ("votes", "exponent_votes", "stats", "magnitudes", "control", "sums", "exponent_sums")
+
+
+@op(mutates_args=_CHANGED)
 def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast one micro-batch's votes from ``grad [M, N]`` and ``x [M, K]``; counts the micro-batch in ``control``.
 
@@ -69,11 +89,12 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
     """
     if grad.shape != (x.shape[0], state.sizes[0]):
         raise ValueError(f"grad must be [M, N], got {tuple(grad.shape)}")
-    vote_kernel(state, "cast_votes", "cast_scaled_votes")(grad, x, scale, state)
+    with _adding(state) as target:
+        vote_kernel(target, "cast_votes", "cast_scaled_votes")(grad, x, scale, target)
     state.control[MICRO] += 1
 
 
-@op(mutates_args=("votes", "exponent_votes", "stats", "magnitudes", "correlation", "steps", "control"))
+@op(mutates_args=(*_CHANGED, "correlation", "steps"))
 def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state: VoteState) -> None:
     """Cast the votes of looked-up rows: ``ids [M]``, ``grad [M, K]``; else as :func:`cast_votes`.
 
@@ -85,15 +106,17 @@ def cast_embedding_votes(ids: Tensor, grad: Tensor, scale: Tensor | None, state:
         signs = (g_UK.nan_to_num(0.0).sign() * decoded.sign()).to(torch.int8)
         count_correlation_(state.correlation, state.steps, rows_U, group_score(signs, state.shape))
         state = state._replace(correlation=None, steps=None)
-    vote_kernel(state, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, state)
+    with _adding(state) as target:
+        vote_kernel(target, "embedding_votes", "embedding_scaled_votes")(ids, grad, scale, target)
     state.control[MICRO] += 1
 
 
 @op(mutates_args=("votes",))
 def cast_bias_votes(grad: Tensor, votes: Tensor) -> None:
-    """``votes = sat8(votes - sign(grad))`` for ``grad [N]``; NaN casts no vote."""
-    s = torch.sign(grad.nan_to_num(0.0)).to(torch.int16)
-    votes.copy_((votes.to(torch.int16) - s).clamp_(-128, 127))
+    """``votes = sat(votes - sign(grad))`` for ``grad [N]``, in the range of its dtype; NaN casts no vote."""
+    limits = torch.iinfo(votes.dtype)
+    s = torch.sign(grad.nan_to_num(0.0)).to(torch.int64)
+    votes.copy_((votes - s).clamp_(limits.min, limits.max))
 
 
 @op()

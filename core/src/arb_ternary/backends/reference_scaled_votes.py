@@ -206,9 +206,9 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
 
     Without ``carry``, ``A[f != 0] = 0``. With it, ``A -= theta * f`` where the trit moved, and
     ``A = sign(A) * (theta // 2)`` where it was at the rail. Then every accumulator loses a share, stochastically
-    rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``n * K + k`` in the stream
-    ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``; returns the trits that
-    changed (int64 scalar).
+    rounded: ``|A| -= (|A| * decay + (h & 0xFFFF)) >> 16`` with ``h`` the hash of ``(first_row + n) * K + k`` in the
+    stream ``stream + USE_DECAY``; with ``decay`` 0 nothing is drawn. Mutates ``weight`` and ``votes``; returns the
+    trits that changed (int64 scalar).
 
     Args:
         threshold: ``theta``, 1..R with ``R`` as in :func:`cast_scaled_votes`.
@@ -218,7 +218,8 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
 
     def decay_(rows: slice, votes_nK: Tensor) -> None:
         if decay and votes_nK.numel():
-            bits = _row_hashes(rows, votes_nK.shape[1], state.draw(), USE_DECAY, votes_nK.device)
+            place = slice(state.first_row + rows.start, state.first_row + rows.stop)
+            bits = _row_hashes(place, votes_nK.shape[1], state.draw(), USE_DECAY, votes_nK.device)
             wide = votes_nK.to(torch.int32)
             loss = (wide.abs() * decay).add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
             votes_nK.copy_(wide.sub_(loss.mul_(wide.sign())))

@@ -60,6 +60,10 @@ class VoteState(NamedTuple):
         steps: int32 ``[N, J]``: updates counted for ``correlation``.
         sizes: ``N``, ``K``, ``G`` and the bits of an accumulator.
         backend: name of the backend that owns the layout.
+        sums: int16 ``[N, K]``, to which the votes of a cast are added instead of to the accumulators; None = they are
+            not. Ops take care of it, kernels do not look at it.
+        exponent_sums: int32 ``[N, J]``, likewise; None also where the exponents do not learn.
+        first_row: of the whole weight, where the state is that of some of its rows: hashes take its indices.
     """
 
     weight: Tensor
@@ -76,6 +80,9 @@ class VoteState(NamedTuple):
     steps: Tensor | None
     sizes: Sequence[int]
     backend: str
+    sums: Tensor | None = None
+    exponent_sums: Tensor | None = None
+    first_row: int = 0
 
     @property
     def shape(self) -> WeightShape:

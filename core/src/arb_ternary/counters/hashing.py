@@ -18,8 +18,9 @@ In an op, ``step`` is ``(optimizer steps << MICRO_BITS) + micro-batch`` and ``st
 every use within a step has a stream of its own.
 
 A module keeps its words in ``control``, an int64 buffer ``[4]``: seed of the run, optimizer steps taken, stream
-(identity of the tensor), micro-batches cast since the last step. They are a tensor, not Python numbers, so that a
-compiled graph does not depend on the step; and it stays on the host, so that nobody waits for a device to read them.
+(identity of the tensor), and a number that tells the casts of a step apart: it counts them, from ``CASTS`` times the
+place of the micro-batch within the step where somebody says that place. They are a tensor, not Python numbers, so that
+a compiled graph does not depend on the step; and it stays on the host, so that nobody waits for a device to read them.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ USE_EMBEDDING: Final = 2
 USE_VOTE_ROUNDING: Final = 3
 USE_EXPONENT_ROUNDING: Final = 4
 USE_DECAY: Final = 5
-#: Micro-batches of one step that have hashes of their own: ``2**MICRO_BITS``.
+#: Casts of one step that have hashes of their own, ``2**MICRO_BITS``, and of one micro-batch of several.
 MICRO_BITS: Final = 20
+CASTS: Final = 256
 
 _MASK64: Final = (1 << 64) - 1
 _MASK32: Final = (1 << 32) - 1

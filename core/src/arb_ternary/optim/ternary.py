@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import unwrap
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from weakref import ref
 
 import torch
@@ -44,6 +44,30 @@ def to_host(scalars: Iterable[Tensor]) -> list[Any]:
     return [numbers[index] for index in sorted(numbers)]
 
 
+class Exchange(Protocol):
+    """What a ternary optimizer does at both ends of a step so that its modules learn from all micro-batches."""
+
+    def collect(self, optimizer: TernaryOptimizer) -> None:
+        """Sum the votes of the step into accumulators that know all of them, and the statistics of its gradients."""
+
+    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+        """Make the weights whole after the flips, whose numbers (int64 scalars) become those of all rows, in place."""
+
+
+class Alone:
+    """The exchange of one process."""
+
+    def collect(self, optimizer: TernaryOptimizer) -> None:
+        """Settle what was summed."""
+        for module in optimizer.modules:
+            module.end_micro_batch()
+            if module.sums is not None:
+                module.settle(optimizer.whole_votes(module, module.sums.votes, 0))
+
+    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+        """The weights are whole."""
+
+
 class TernaryOptimizer(Optimizer):
     """Turns votes into flips when it steps; votes are cast by the modules in backward.
 
@@ -55,6 +79,11 @@ class TernaryOptimizer(Optimizer):
     """
 
     takes_loss_signal: ClassVar[bool] = True
+    #: Whether the rule changes votes and weights by the modules' ``apply_*`` methods alone, one element at a time, so
+    #: that each of several ranks can do so for some rows.
+    votes_by_rows: ClassVar[bool] = False
+    #: Where votes of other processes come from, if there are any.
+    exchange: Exchange = Alone()
     # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the start of every run.
     add_param_group = unwrap(Optimizer.add_param_group)
 
@@ -95,6 +124,16 @@ class TernaryOptimizer(Optimizer):
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Apply the votes of one group; returns flips and exponent moves (int64 scalars), for some of its modules."""
 
+    def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
+        """Votes of a step as they are added to accumulators: the sums themselves, unless a rule has other units.
+
+        Args:
+            module: whose votes they are.
+            sums: int16 ``[n, K]`` over all micro-batches, of some rows of the module.
+            first_row: of them.
+        """
+        return sums
+
     def _observe_signal(self, signal: float) -> None:
         """See the loss signal of a step that will be taken; rules that use it override this."""
 
@@ -114,8 +153,9 @@ class TernaryOptimizer(Optimizer):
             return self.skip_update()
         if loss_signal is not None:
             self._observe_signal(float(loss_signal))
+        self.exchange.collect(self)
         norm = self.gradient_norm()
-        draws = max((module.control.tolist()[MICRO] for module in self.modules), default=1)
+        draws = max((module.casts for module in self.modules), default=1)
         flips: list[Tensor] = []
         moves: list[Tensor] = []
         for group, modules in zip(self.param_groups, self._modules, strict=True):
@@ -124,10 +164,13 @@ class TernaryOptimizer(Optimizer):
             flipped, moved = self._apply_group(group, modules)
             flips.extend(flipped)
             moves.extend(moved)
-            for module in modules:
-                module.control[STEP] += 1
-                module.control[MICRO] = 0
-                module.take_votes()
+        self.exchange.share(self, flips)
+        for module in self.modules:
+            module.control[STEP] += 1
+            module.control[MICRO] = 0
+            module.take_votes()
+            if module.sums is not None:
+                module.sums.clear()
         self.updates += 1
         changed = to_host([*flips, *moves])
         flipped_trits, moved_exponents = sum(changed[: len(flips)]), sum(changed[len(flips) :])
@@ -309,7 +352,7 @@ def ternary_update(
     if not all(is_finite(term.detach()) for term in terms) or not is_finite(signal):
         return optimizer.skip_update()
     modules = ternary_modules(model)
-    if not any(module.control.tolist()[MICRO] > 0 for _, module in modules):
+    if not any(module.casts > 0 for _, module in modules):
         for _, module in () if may_refuse(optimizer) else modules:
             module.take_votes(ahead=True)
         total = terms[0]

@@ -74,7 +74,9 @@ class TernaryLinear(TernaryModule):
         """Map ``x [..., K]`` (float) to ``[..., N]`` in the dtype of ``x``."""
         bias = None
         if self.bias is not None and self.bias_exponent is not None and self.bias_votes is not None:
-            bias = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, self.bias_votes)
+            summed = None if self.sums is None else self.sums.bias
+            votes = self.bias_votes if summed is None else summed
+            bias = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, votes)
         return self.multiply(x, self.activations, bias)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from arb_ternary.backends import ops
@@ -145,14 +146,30 @@ class TernaryModule(VoteMemory):
         return trits
 
     def logical_votes(self, votes: Tensor | None = None) -> Tensor:
-        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and that layout."""
-        held = self.votes if votes is None else votes
-        logical: Tensor = kernel(self.backend, "unpack_votes")(held, self.shape)
+        """The accumulators, or others in their layout, as int8 ``[N, K]``, whatever their bits and that layout.
+
+        Where several ranks keep them, all of them call it together.
+        """
+        held = self.held_votes(votes)
+        return held if self.owner is None else self.owner.gathered(held)
+
+    def held_votes(self, votes: Tensor | None = None) -> Tensor:
+        """As :meth:`logical_votes`, of the rows that are kept here."""
+        shape = self.shape
+        if self.owner is not None:
+            kept = self.owner.rows
+            shape = evolve(shape, out_features=kept.stop - kept.start)
+        logical: Tensor = kernel(self.backend, "unpack_votes")(self.votes if votes is None else votes, shape)
         return logical
 
+    def hold_votes(self, logical: Tensor) -> None:
+        """Replace the accumulators that are kept here by int8 ``[n, K]``."""
+        self.votes.copy_(pack_votes(self.backend, logical.to(self.votes.device), self.shape.vote_bits))
+
     def packed_votes(self, logical: Tensor) -> Tensor:
-        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own."""
-        return pack_votes(self.backend, logical.to(self.votes.device), self.shape.vote_bits)
+        """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the rows kept here."""
+        kept = logical if self.owner is None else logical[self.owner.rows]
+        return pack_votes(self.backend, kept.to(self.votes.device), self.shape.vote_bits)
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``T * 2**E`` as a float matrix ``[N, K]``; exact in float32 and bfloat16."""
@@ -259,21 +276,24 @@ class TernaryModule(VoteMemory):
                 f"backend {self.chosen_backend!r} cannot compute on {self.weight.device}",
                 "move the module to a device that it serves, or call set_backend: arb backends list",
             )
+        sums = self.sums
         return VoteState(
             self.weight,
             self.exponent,
             self.exponent_origin,
             self.votes,
-            self.voting_exponents(),
-            self.stats,
+            learned := self.voting_exponents(),
+            self.stats if sums is None else sums.stats,
             self.control,
             self.vote_limits,
-            self.magnitudes,
+            self.magnitudes if sums is None else sums.magnitudes,
             self.vote_scale,
             None,
             None,
             self.sizes,
             self.backend,
+            None if sums is None else sums.votes,
+            None if sums is None or learned is None else sums.exponent_votes,
         )
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
@@ -281,6 +301,8 @@ class TernaryModule(VoteMemory):
 
         Returns the trits that changed: int64 scalar.
         """
+        if self.owner is not None:
+            return self.owner.apply_votes(op, *settings)
         changed: Tensor = kernel(self.backend, op)(self.vote_state(), *settings)
         torch.autograd.graph.increment_version((self.weight, self.votes))
         return changed
@@ -323,8 +345,7 @@ class TernaryModule(VoteMemory):
         if votes in converted:
             logical = self._votes_from_rest(converted[votes], votes)
             if tuple(logical.shape) == (self.shape.out_features, self.shape.in_features):
-                logical = logical.to(self.votes.device)
-                converted[votes] = pack_votes(self.backend, logical, self.shape.vote_bits)
+                converted[votes] = self.packed_votes(logical)
         origin = converted.get(prefix + "exponent_origin")
         if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
             self.exponent_origin = self.exponent_origin.new_empty(origin.shape)

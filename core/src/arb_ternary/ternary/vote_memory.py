@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits
+from arb_ternary.counters.hashing import CASTS, MICRO
+from arb_ternary.ternary.step_sums import StepSums
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
 #: What casting votes changes of a module.
 _CAST: Final = ("votes", "exponent_votes", "bias_votes", "correlation", "steps", "control", "stats", "magnitudes")
+#: Of that, what a cast into sums leaves as it is.
+_SUMMED: Final = ("votes", "exponent_votes", "bias_votes")
+
+
+class RowOwner(Protocol):
+    """Who keeps the accumulators of a module on several ranks, of which each has those of some rows only."""
+
+    @property
+    def rows(self) -> slice:
+        """Those of this rank."""
+
+    def gathered(self, held: Tensor) -> Tensor:
+        """The rows of all ranks from those that each of them holds, ``[n, ...]``; every rank calls it."""
+
+    def apply_votes(self, op: str, *settings: int) -> Tensor:
+        """As ``TernaryModule.apply_votes``, for the rows of this rank."""
 
 
 class VoteMemory(nn.Module):
@@ -38,6 +56,10 @@ class VoteMemory(nn.Module):
     undoable = True
     #: What it keeps, by name; a checkpoint within a step needs it. Empty where votes are taken ahead.
     kept_votes: dict[str, Tensor] | None = None
+    #: Where votes are summed over the micro-batches of a step; None: they go straight into the accumulators.
+    sums: StepSums | None = None
+    #: Who keeps the accumulators; None: the module keeps them all.
+    owner: RowOwner | None = None
 
     def allocate(self, shape: WeightShape) -> None:
         """Make the working memory of sign votes for a weight of this shape, on the CPU."""
@@ -60,6 +82,66 @@ class VoteMemory(nn.Module):
         first, kind = (31, torch.int32) if integer else (0.0, torch.float32)
         self.magnitudes = torch.zeros(size, device=self.weight.device)
         self.vote_scale = torch.full((size,), first, dtype=kind, device=self.weight.device)
+        self.sum_votes(self.sums is not None)
+
+    # --- the micro-batches of a step ---
+
+    def sum_votes(self, summed: bool = True) -> None:
+        """Have the votes of a step summed, and clipped once when it is taken, whatever its micro-batches' order.
+
+        Between steps only: sums that there are are dropped. Whoever turns it on says where a micro-batch begins and
+        ends; without that, all that is cast until the step counts as one.
+        """
+        has_bias = getattr(self, "bias_votes", None) is not None
+        scaled = self.magnitudes is not None
+        self.sums = StepSums(self.shape, self.weight.device, bias=has_bias, magnitudes=scaled) if summed else None
+
+    @property
+    def casts(self) -> int:
+        """How often the module has cast votes since the last step."""
+        cast: int = self.control.tolist()[MICRO]
+        return cast if self.sums is None else self.sums.casts + cast - CASTS * self.sums.place
+
+    def begin_micro_batch(self, place: int) -> None:
+        """What is cast from now on is of the micro-batch at this place, from 0, among those of the step."""
+        if self.sums is not None:
+            self.sums.place = place
+            self.control[MICRO] = CASTS * place
+
+    @torch.no_grad()
+    def end_micro_batch(self) -> None:
+        """The micro-batch has cast its votes: its statistics are added to those of the ones before it."""
+        sums = self.sums
+        if sums is None:
+            return
+        sums.casts, sums.place = self.casts, 0
+        self.control[MICRO] = 0
+        self.stats += sums.stats
+        sums.stats.zero_()
+        if self.magnitudes is not None and sums.magnitudes is not None:
+            self.magnitudes += sums.magnitudes
+            sums.magnitudes.zero_()
+
+    @torch.no_grad()
+    def settle(self, whole: Tensor) -> None:
+        """Add the votes of the step to the accumulators, which are clipped.
+
+        Args:
+            whole: the sums of votes as they are to be added, integers ``[n, K]`` of the rows that are kept here.
+        """
+        sums = self.sums
+        assert sums is not None
+        scaled = self.vote_scale is not None
+        sums.check(-(-self.limits.vote_limit // 256) if scaled else 1)
+        low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
+        votes = self.held_votes().to(torch.int32).add_(whole).clamp_(low, self.shape.largest_vote)
+        self.hold_votes(votes.to(torch.int8))
+        for held, summed, least in (
+            (getattr(self, "exponent_votes", None), sums.exponent_votes, -127 if scaled else -128),
+            (getattr(self, "bias_votes", None), sums.bias, -128),
+        ):
+            if held is not None and summed is not None:
+                held.copy_((summed + held).clamp_(least, 127))
 
     @property
     def limits(self) -> VoteLimits:
@@ -76,6 +158,14 @@ class VoteMemory(nn.Module):
         if self.magnitudes is not None:
             self.magnitudes.zero_()
 
+    def held_votes(self) -> Tensor:
+        """The accumulators that are kept here, as int8 ``[n, K]``."""
+        raise NotImplementedError
+
+    def hold_votes(self, logical: Tensor) -> None:
+        """Replace them."""
+        raise NotImplementedError
+
     def keep_before_votes(self, y: Tensor) -> None:
         """Let backward from ``y``, an output of this module, keep what its votes change, if nothing is kept yet."""
         if torch.compiler.is_compiling():
@@ -85,7 +175,8 @@ class VoteMemory(nn.Module):
 
     def _keep(self, _grad: object = None) -> None:
         if self.undoable and self.kept_votes is None:
-            found = ((name, getattr(self, name, None)) for name in _CAST)
+            changed = _CAST if self.sums is None else set(_CAST).difference(_SUMMED)
+            found = ((name, getattr(self, name, None)) for name in changed)
             self.kept_votes = {name: tensor.detach().clone() for name, tensor in found if tensor is not None}
 
     def take_votes(self, *, ahead: bool = False) -> None:
@@ -98,6 +189,8 @@ class VoteMemory(nn.Module):
         kept, self.kept_votes = self.kept_votes, None
         for name, tensor in (kept or {}).items():
             getattr(self, name).copy_(tensor)
+        if self.sums is not None:
+            self.sums.clear()
 
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
@@ -107,7 +200,8 @@ class VoteMemory(nn.Module):
         """Every tensor of which nothing outlives a step; with 2 bits these include the accumulators."""
         scaled = [tensor for tensor in (self.magnitudes, self.vote_scale) if tensor is not None]
         cleared = [self.votes] if self.shape.vote_bits == 2 else []
-        return [self.stats, self.vote_limits, *scaled, *cleared]
+        summed = [] if self.sums is None else [*self.sums.tensors().values()]
+        return [self.stats, self.vote_limits, *scaled, *cleared, *summed]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -119,4 +213,6 @@ class VoteMemory(nn.Module):
             self.control = self.control.cpu()
         if self.magnitudes is not None and self.vote_scale is not None:
             self.magnitudes, self.vote_scale = self.magnitudes.to(device), self.vote_scale.to(device)
+        if self.sums is not None and self.sums.votes.device != device:
+            self.sum_votes()
         return self

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteLimits
-from arb_ternary.counters.hashing import MICRO
 from arb_ternary.optim.ternary import TernaryOptimizer, to_host
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
@@ -41,6 +40,8 @@ class NormalisedVotes(TernaryOptimizer):
         for module in modules.values():
             module.use_scaled_votes(integer=casts_integers(module))
         self._refresh_scales()
+
+    votes_by_rows = True
 
     @abstractmethod
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
@@ -79,7 +80,7 @@ class NormalisedVotes(TernaryOptimizer):
             voted = False
             if not module.frozen and reached[i]:
                 voted = magnitudes.steps > 0
-                casts = max(1, module.control.tolist()[MICRO])
+                casts = max(1, module.casts)
                 magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"], casts)
             self._set_scale(module, magnitudes, group)
             if module.frozen or group["lr"] <= 0:
@@ -95,7 +96,7 @@ class NormalisedVotes(TernaryOptimizer):
         """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
             for module, magnitudes in zip(modules, tracked, strict=True):
-                magnitudes.deferred = module.control.tolist()[MICRO]
+                magnitudes.deferred = module.casts
                 if magnitudes.spread > magnitudes.casts:
                     self._set_scale(module, magnitudes, group)
 

@@ -54,6 +54,7 @@ class SignVotes(TernaryOptimizer):
         ConfigError: ``accum_threshold`` is beyond the accumulators of a module.
     """
 
+    votes_by_rows = True
     #: Decay of the running mean that the loss signal is compared with.
     SIGNAL_DECAY = 0.99
 

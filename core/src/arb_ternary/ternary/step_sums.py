@@ -1,0 +1,58 @@
+"""What the micro-batches of a step add up to before any of it reaches an accumulator.
+
+Accumulators that are clipped after every micro-batch depend on the order of these, and so on who took which. Integer
+sums that are clipped once do not; and float sums are taken in the order of the micro-batches' places.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.backends.protocol import WeightShape
+
+#: What the sums of a step hold.
+_LARGEST: Final = torch.iinfo(torch.int16).max
+
+
+class StepSums:
+    """The sums of one module; working memory, as long as a step lasts.
+
+    Attributes:
+        votes: int16 ``[N, K]``, minus the votes that were cast; an accumulator is clipped when they are added to it.
+        exponent_votes: int32 ``[N, J]``, likewise.
+        bias: int16 ``[N]``, likewise; None for a module without a bias.
+        stats: float32 ``[1 + N + K]`` of the micro-batch under way, as ``VoteState.stats``.
+        magnitudes: float32 ``[N + K]`` of the micro-batch under way; None under sign votes.
+        casts: of the micro-batches that have ended.
+        place: of the micro-batch under way among those of the step.
+    """
+
+    def __init__(self, shape: WeightShape, device: torch.device, *, bias: bool, magnitudes: bool) -> None:
+        rows, columns = shape.out_features, shape.in_features
+        self.votes = torch.zeros(rows, columns, dtype=torch.int16, device=device)
+        self.exponent_votes = torch.zeros(rows, shape.groups, dtype=torch.int32, device=device)
+        self.bias = torch.zeros(rows, dtype=torch.int16, device=device) if bias else None
+        self.stats = torch.zeros(1 + rows + columns, device=device)
+        self.magnitudes = torch.zeros(rows + columns, device=device) if magnitudes else None
+        self.casts = self.place = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def clear(self) -> None:
+        """Start a step."""
+        for tensor in self.tensors().values():
+            tensor.zero_()
+        self.casts = self.place = 0
+
+    def check(self, largest_vote: int) -> None:
+        """ValueError where so many casts of votes up to ``largest_vote`` may have been more than the sums hold."""
+        if self.casts * largest_vote > _LARGEST:
+            raise ValueError(
+                f"{self.casts} casts of votes up to {largest_vote} in one step are more than sums of 16 bits hold; "
+                "take fewer micro-batches a step"
+            )
