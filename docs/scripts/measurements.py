@@ -1,4 +1,4 @@
-"""The tables of measured figures, from the results of plugins into README.md and the documentation, and one of code.
+"""The tables of measured figures, from the results of plugins into README.md and the documentation, and two of code.
 
 ``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
 differs.
@@ -16,11 +16,15 @@ from types import ModuleType
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary_bench.network.config import NetworkConfig
+from arb_ternary_bench.network.result import compute
+from arb_ternary_bench.network.result import markdown as network_markdown
 from arb_ternary_bench.quality.result import markdown
 from arb_ternary_bench.steps.result import markdown as step_markdown
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import find_strategy
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.config_file import load_as
 from kernel_tables import back_table, product_table, update_table
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +37,7 @@ KERNELS = ROOT / "docs" / "explanation" / "cpu-kernels.md"
 DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
+DISTRIBUTED = ROOT / "docs" / "explanation" / "distributed.md"
 TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
@@ -126,6 +131,12 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
+def network_table() -> str:
+    """What ways to train send, computed for the example."""
+    example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
+    return network_markdown(compute(example)).strip()
+
+
 def factor(rate: float) -> str:
     """A factor on a rate; empty for one."""
     return "" if rate == 1.0 else f"rate x {rate:g}"
@@ -185,7 +196,8 @@ def main() -> int:
     contents = [
         (marker, table(json.loads((RESULTS / file).read_text("utf-8"))), paths) for marker, file, table, paths in TABLES
     ]
-    for marker, content, paths in [*contents, ("strategies", strategies_table(), (ORCHESTRATE,))]:
+    computed = [("strategies", strategies_table(), (ORCHESTRATE,)), ("network", network_table(), (DISTRIBUTED,))]
+    for marker, content, paths in [*contents, *computed]:
         for path in paths:
             page = path.read_text(encoding="utf-8")
             wanted = filled(page, marker, content)

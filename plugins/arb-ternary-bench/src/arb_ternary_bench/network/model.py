@@ -1,0 +1,71 @@
+"""The sizes of a model that decide what is sent."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from arb_ternary_bench.network.config import DecoderSizes, MatrixSizes, ModelSizes
+from arb_ternary_bench.steps.large_model import MODELS
+
+__all__ = ["Model", "decoder_matrices", "model_of"]
+
+
+@frozen
+class Model:
+    """Matrices, and parameters that stay float."""
+
+    matrices: tuple[MatrixSizes, ...]
+    float_parameters: int
+
+    @property
+    def weights(self) -> int:
+        """Weights of the matrices."""
+        return sum(each.rows * each.columns * each.count for each in self.matrices)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.weights + self.float_parameters
+
+    @property
+    def edges(self) -> int:
+        """Rows and columns of all matrices."""
+        return sum((each.rows + each.columns) * each.count for each in self.matrices)
+
+    @property
+    def count(self) -> int:
+        """Matrices."""
+        return sum(each.count for each in self.matrices)
+
+    def exponents(self, group_size: int | str) -> int:
+        """Groups of weights that share an exponent."""
+        return sum(
+            each.rows * each.count * (1 if group_size == "row" else -(-each.columns // int(group_size)))
+            for each in self.matrices
+        )
+
+
+def model_of(sizes: ModelSizes) -> Model:
+    """The model that a config asks for."""
+    if sizes.preset is not None:
+        known = MODELS[sizes.preset]
+        names = ("width", "layers", "heads", "kv_heads", "feed_forward", "vocabulary")
+        decoder = DecoderSizes(**{name: getattr(known, name) for name in names})
+        return Model(decoder_matrices(decoder), sizes.float_parameters)
+    matrices = sizes.matrices if sizes.decoder is None else decoder_matrices(sizes.decoder)
+    return Model(matrices, sizes.float_parameters)
+
+
+def decoder_matrices(sizes: DecoderSizes) -> tuple[MatrixSizes, ...]:
+    """Queries and outputs, keys and values, gate and up, down, embedding and head."""
+    head = sizes.width // sizes.heads
+    inner, outer = head * sizes.heads, head * sizes.kv_heads
+    layers = sizes.layers
+    return (
+        MatrixSizes(rows=inner, columns=sizes.width, count=layers),
+        MatrixSizes(rows=outer, columns=sizes.width, count=2 * layers),
+        MatrixSizes(rows=sizes.width, columns=inner, count=layers),
+        MatrixSizes(rows=sizes.feed_forward, columns=sizes.width, count=2 * layers),
+        MatrixSizes(rows=sizes.width, columns=sizes.feed_forward, count=layers),
+        MatrixSizes(rows=sizes.vocabulary, columns=sizes.width, count=2),
+    )

@@ -1,0 +1,200 @@
+"""What each way to train sends in a step, transfer by transfer, and the training state of a GPU.
+
+Float parts beside votes are summed in the order of micro-batches, in float32; of the other schemes weights and
+gradients are bfloat16, two bytes, and AdamW's state is 16 bytes a parameter (bfloat16 weight and gradient, float32
+master weight and two moments).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from attrs import frozen
+
+from arb_ternary_bench.network.collectives import (
+    Sent,
+    across_nodes,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    inside_node,
+)
+from arb_ternary_bench.network.config import ClusterConfig, NetworkConfig, SchemeName
+from arb_ternary_bench.network.model import Model
+from arb_ternary_train.ranks.digits import base_for, bytes_for
+from arb_ternary_train.ranks.flips import FLIP_BLOCK
+
+__all__ = ["SUMMARIES", "Transfer", "bits_in_bytes", "bits_in_words", "state_bytes", "transfers"]
+
+#: Bytes of a flip, and of the count of a block of weights.
+_FLIP_BYTES: Final = 2
+#: Bits of a packed trit; of a word of dense digits.
+_TRIT_BITS: Final = 2
+_WORD_BITS: Final = 64
+_BF16, _FLOAT32, _ADAM_STATE = 2, 4, 16
+
+SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
+    {
+        "votes": "votes to the owners of rows, flips back",
+        "votes_node_sums": "the same, votes summed inside a machine first",
+        "trit_gathers": "what sharded trits take beside votes: two gathers of packed trits a micro-batch",
+        "ddp": "DDP, gradients in bfloat16",
+        "fsdp2": "FSDP2: two gathers a micro-batch and a reduce-scatter, bfloat16",
+        "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
+        "powersgd": "PowerSGD: low-rank factors in float32 (Vogels et al. 2019)",
+        "one_bit_adam": "1-bit Adam, mean over warm-up and compressed steps (Tang et al. 2021)",
+    }
+)
+
+
+@frozen
+class Transfer:
+    """One collective of a step, or the same one several times."""
+
+    what: str
+    sent: Sent
+
+
+def bits_in_bytes(limit: int) -> float:
+    """Bits of a digit from ``-limit`` to ``limit`` on the wire, where as many as fit share a byte.
+
+    Raises:
+        ValueError: the limit is larger than an int16.
+    """
+    many = 30  # a whole number of bytes, whether 5, 3, 2 or 1 share one
+    return 8 * bytes_for(many, base_for(limit)) / many
+
+
+def bits_in_words(limit: int) -> float:
+    """Bits of a digit from ``-limit`` to ``limit`` where as many as fit share 64 bits."""
+    return _WORD_BITS / math.floor(_WORD_BITS / math.log2(2 * limit + 1))
+
+
+def transfers(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    """What a GPU sends in a step."""
+    return _TRANSFERS[scheme](config, model, cluster)
+
+
+def state_bytes(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> float:
+    """Weights and what an optimizer keeps of them on one GPU, gradients included where they are stored."""
+    if scheme in ("votes", "votes_node_sums", "trit_gathers"):
+        votes = config.votes
+        exponents = model.exponents(votes.group_size) * (1 + (votes.scale_rule == "residual"))
+        trits = model.weights * _TRIT_BITS / 8 / (cluster.ranks if scheme == "trit_gathers" else 1)
+        # Without an accumulator from step to step there is one within a step, of the same size.
+        owned = model.weights * votes.vote_bits / 8 / cluster.ranks
+        return trits + owned + exponents + _FLOAT32 * model.edges / 2 + _ADAM_STATE * model.float_parameters
+    shards = {"fsdp2": cluster.ranks, "hsdp": cluster.gpus}.get(scheme, 1)
+    return _ADAM_STATE * model.parameters / shards
+
+
+def _limit(config: NetworkConfig, cluster: ClusterConfig) -> int:
+    """The largest sum of votes of one GPU."""
+    return cluster.rounds * config.votes.largest(cluster.batches)
+
+
+def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    """Ordered sums of floats, and sums of the votes of exponents: the same however votes are summed."""
+    # Statistics and magnitudes of rows and columns, and a float sum of each matrix; then gradients of float parts.
+    floats = _FLOAT32 * (2 * model.edges + model.count + model.float_parameters)
+    found = [
+        Transfer("float sums to owners, in order", all_to_all(floats, cluster).times(cluster.rounds)),
+        Transfer("float sums back", all_gather(floats, cluster)),
+    ]
+    if config.votes.scale_rule == "residual":
+        votes = _FLOAT32 * model.exponents(config.votes.group_size)
+        found.append(Transfer("votes of exponents", all_reduce(votes, cluster)))
+    return found
+
+
+def _flips(config: NetworkConfig, model: Model) -> float:
+    counts = math.ceil(model.weights / FLIP_BLOCK)
+    return _FLIP_BYTES * (counts + model.weights * config.votes.flip_share)
+
+
+def _votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    digits = model.weights * bits_in_bytes(_limit(config, cluster)) / 8
+    return [
+        Transfer("votes to owners", all_to_all(digits, cluster)),
+        Transfer("flips back", all_gather(_flips(config, model), cluster)),
+        *_beside_votes(config, model, cluster),
+    ]
+
+
+def _votes_node_sums(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    limit = _limit(config, cluster)
+    digits = model.weights * bits_in_bytes(limit) / 8
+    bits = (bits_in_words if config.votes.sums_in == "words" else bits_in_bytes)(limit * cluster.gpus)
+    sums = model.weights * bits / 8 / cluster.gpus
+    flips = _flips(config, model)
+    return [
+        Transfer("votes to sums of the machine", inside_node(digits, cluster)),
+        Transfer("sums to owners", across_nodes(sums, cluster)),
+        Transfer("flips back between machines", across_nodes(flips / cluster.gpus, cluster)),
+        Transfer("flips back inside a machine", inside_node(flips, cluster)),
+        *_beside_votes(config, model, cluster),
+    ]
+
+
+def _trit_gathers(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    gathers = all_gather(model.weights * _TRIT_BITS / 8, cluster).times(2 * cluster.rounds)
+    return [Transfer("packed trits, forward and backward", gathers)]
+
+
+def _ddp(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    return [Transfer("gradients", all_reduce(_BF16 * model.parameters, cluster))]
+
+
+def _fsdp2(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    whole = all_gather(_BF16 * model.parameters, cluster)
+    return [
+        Transfer("weights, forward and backward", whole.times(2 * cluster.rounds)),
+        Transfer("gradients to shards", whole),
+    ]
+
+
+def _hsdp(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    whole = inside_node(_BF16 * model.parameters, cluster)
+    shard = across_nodes(_BF16 * model.parameters / cluster.gpus, cluster)
+    return [
+        Transfer("weights, forward and backward", whole.times(2 * cluster.rounds)),
+        Transfer("gradients to shards", whole),
+        Transfer("gradients of shards between machines", shard.times(2)),
+    ]
+
+
+def _powersgd(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    rank = config.powersgd_rank
+    factors = sum(
+        min(rank * (each.rows + each.columns), each.rows * each.columns) * each.count for each in model.matrices
+    )
+    return [Transfer("factors", all_reduce(_FLOAT32 * (factors + model.float_parameters), cluster))]
+
+
+def _one_bit_adam(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
+    warmup = config.one_bit_warmup
+    bits = model.parameters / 8
+    return [
+        Transfer("gradients while warming up", all_reduce(_BF16 * model.parameters, cluster).times(warmup)),
+        Transfer("signs of momenta to servers", all_to_all(bits, cluster).times(1 - warmup)),
+        Transfer("signs of means back", all_gather(bits, cluster).times(1 - warmup)),
+    ]
+
+
+_TRANSFERS: Final[Mapping[SchemeName, Callable[[NetworkConfig, Model, ClusterConfig], list[Transfer]]]] = (
+    MappingProxyType(
+        {
+            "votes": _votes,
+            "votes_node_sums": _votes_node_sums,
+            "trit_gathers": _trit_gathers,
+            "ddp": _ddp,
+            "fsdp2": _fsdp2,
+            "hsdp": _hsdp,
+            "powersgd": _powersgd,
+            "one_bit_adam": _one_bit_adam,
+        }
+    )
+)
