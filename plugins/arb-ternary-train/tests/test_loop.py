@@ -179,17 +179,39 @@ def test_the_loss_of_a_deferred_step_is_the_mean_over_all_its_micro_batches() ->
     assert step(deferred).loss == pytest.approx(sum(losses) / 3)
 
 
-def test_a_micro_batch_without_a_finite_loss_adds_no_gradient_and_is_recorded() -> None:
+def test_a_micro_batch_without_a_finite_loss_keeps_its_place_and_adds_no_gradient() -> None:
     loop, context = loop_of(poisoned=(2,), gradient_accumulation_steps=2)
+    before = table(context)
     loop.train_micro_batch()
     kept = context.model.table.grad.clone()  # type: ignore[union-attr,operator]
-    assert loop.train_micro_batch() is None
-    assert torch.equal(context.model.table.grad, kept)  # type: ignore[union-attr,arg-type]
+    report = loop.train_micro_batch()
     assert context.skips == [("loss", 2)]
+    assert report is not None
+    assert (report.draws, report.tokens, loop.skipped, loop.micro_batches) == (1, 20, 1, 2)
+    # The step is that of the other one, whose loss counts half as it would have with both.
+    torch.testing.assert_close(table(context), before - 0.5 * kept)
+    whole, _ = loop_of()
+    assert report.loss == step(whole).loss
+    half, third = loop_of(lr=0.25)
+    step(half)
+    torch.testing.assert_close(table(context), table(third))
+
+
+def test_without_any_finite_loss_there_is_no_step_and_the_next_places_are_drawn() -> None:
+    loop, context = loop_of(poisoned=(1, 2, 5), gradient_accumulation_steps=2)
+    before = table(context)
+    assert [loop.train_micro_batch() for _ in range(2)] == [None, None]
+    assert torch.equal(table(context), before)
+    assert (loop.step, loop.micro_batches, context.skips) == (0, 2, [("loss", 1), ("loss", 2)])
+    assert loop.train_micro_batch() is None
     report = loop.train_micro_batch()
     assert report is not None
-    assert math.isfinite(report.loss)
-    assert (loop.skipped, loop.micro_batches) == (1, 3)
+    # What was lost has left nothing: the step is that of two batches later.
+    later, other = loop_of(gradient_accumulation_steps=2)
+    later.batches.sampler.cursor = 2
+    assert step(later).loss == report.loss
+    assert torch.equal(table(context), table(other))
+    assert step(loop).draws == 1
 
 
 def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
@@ -198,6 +220,23 @@ def test_a_loss_that_never_becomes_finite_ends_the_run_with_an_error() -> None:
     with pytest.raises(ArbError, match="step 1: 5 micro-batches in a row had no finite loss; the last was nan"):
         step(loop)
     assert torch.equal(table(context), before)
+
+
+def test_a_lost_micro_batch_and_the_gradients_of_its_step_are_both_recorded() -> None:
+    class Refusing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> StepOutcome:  # type: ignore[override]
+            self.zero_grad()
+            return StepOutcome(stepped=False, skipped=True, grad_norm=math.inf)
+
+    loop, context = loop_of(
+        lambda p: Refusing(p, lr=0.5), poisoned=(2, 4), gradient_accumulation_steps=2, max_skipped=4
+    )
+    for _ in range(3):
+        assert loop.train_micro_batch() is None
+    assert context.skips == [("loss", 2), ("gradient", 2)]
+    with pytest.raises(ArbError, match="4 micro-batches in a row had no finite gradient; the last was inf"):
+        loop.train_micro_batch()
+    assert context.skips[2:] == [("loss", 4), ("gradient", 4)]
 
 
 def test_an_update_that_the_optimizer_skips_is_counted_and_is_no_step() -> None:
@@ -363,9 +402,11 @@ def test_bfloat16_training_keeps_the_parameters_in_bfloat16() -> None:
         ({"lr_schedule": "constant", "min_lr": 0.1}, "'min_lr' has no effect"),
         ({"steps": 5, "warmup_steps": 6}, "'warmup_steps' must be at most 'steps'"),
         ({"activation_checkpoint_threshold": 5}, "'activation_checkpoint_threshold' has no effect"),
+        ({"gradient_accumulation_steps": 4097}, "'gradient_accumulation_steps' must be 1 to 4096, not 4097"),
+        ({"gradient_accumulation_steps": 0}, "'gradient_accumulation_steps' must be 1 to 4096, not 0"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_would_be_ignored_or_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LoopOptions(**options)
 

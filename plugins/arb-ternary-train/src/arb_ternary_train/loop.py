@@ -1,7 +1,8 @@
 """The training loop: micro-batches in, optimizer steps out, resumable between any two micro-batches.
 
-A micro-batch whose loss is not finite never reaches the backward pass: it casts no vote and adds no gradient. What an
-optimizer may declare is in ``arb_ternary.optim.protocol``: one that defers its step keeps gradients and votes, and
+A micro-batch whose loss is not finite keeps its place among those of its step, but never reaches the backward pass: it
+casts no vote and adds no gradient. Where none of a step has a finite loss, no step is taken. What an optimizer may
+declare is in ``arb_ternary.optim.protocol``: one that defers its step keeps gradients and votes, and
 neither ``zero_grad`` is called nor does the schedule advance before a real step.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,13 +32,14 @@ from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedB
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import masked_loss, time_arguments
+from arb_ternary_train.in_flight import InFlight, Outcome, in_flight_state, load_in_flight
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator, global_rng_state, restore_global_rng
-from arb_ternary_train.step_report import InFlight, StepReport
+from arb_ternary_train.step_report import StepReport
 from arb_ternary_train.threads import settle_threads
 
 if TYPE_CHECKING:
@@ -148,9 +150,9 @@ class TrainingLoop:
         try:
             drawn = self.draw() if self.policy is None else self._next_of(self.policy)
         except Diverged as error:
-            self._record(error.skip)
+            self._record((*error.earlier, error.skip))
             raise
-        self._record(drawn.skip)
+        self._record(drawn.skips)
         return drawn.report
 
     def _next_of(self, policy: StepPolicy) -> Drawn:
@@ -167,8 +169,8 @@ class TrainingLoop:
             self.step = drawn.report.step
         return drawn
 
-    def _record(self, skip: Skip | None) -> None:
-        if skip is not None:
+    def _record(self, skips: Sequence[Skip]) -> None:
+        for skip in skips:
             self.context.record_skip(skip.what, skip.value, skip.micro_batch)
 
     def draw(self) -> Drawn:
@@ -177,35 +179,43 @@ class TrainingLoop:
         Raises:
             Diverged: too many in a row had no finite loss.
         """
-        context, options, started = self.context, self.options, time.perf_counter()
+        started, n = time.perf_counter(), self.options.gradient_accumulation_steps
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
+        outcome = self.train_on(self._in_flight.place)
+        self._in_flight = self._in_flight.plus(outcome)
+        skips = () if outcome.finite else (self._skip("loss", outcome.loss),)
+        drawn = Drawn(skips=skips)
+        if self._in_flight.accumulated == n:
+            if self._in_flight.cast:
+                drawn = self._try_to_step(rates, skips)
+            else:
+                self._in_flight = self._in_flight.attempted(dropped=True)
+        self.context.logbook.count_training(outcome.tokens, time.perf_counter() - started)
+        return drawn
+
+    def train_on(self, place: int) -> Outcome:
+        """Train on the next micro-batch, which is at ``place`` among those of its step; no step is taken."""
         if not self.batches.continues:
             reset_runtime_state(self.model)
         batch = next(self.batches)
-        masked = self.mask(batch).to(context.device)
+        masked = self.mask(batch).to(self.context.device)
         self.micro_batches += 1
         self.model.train()
         with self._autocast():
             output = self.predict(batch, masked)
         loss = self.loss(batch, masked, output)
-        value, tokens = float(loss.detach()), int(masked.loss_mask.sum())
-        context.mark_progress()
-        drawn = Drawn()
-        if math.isfinite(value):
-            share = loss
-            if options.gradient_accumulation_steps > 1:
-                share = share / options.gradient_accumulation_steps
-            if self._scaler is not None:
-                share = self._scaler.scale(share)
-            share.backward()  # type: ignore[no-untyped-call]
-            self._in_flight = self._in_flight.plus(value, tokens)
-            if self._in_flight.accumulated == options.gradient_accumulation_steps:
-                drawn = self._try_to_step(rates)
-        else:
+        outcome = Outcome(float(loss.detach()), int(masked.loss_mask.sum()))
+        self.context.mark_progress()
+        if not outcome.finite:
             reset_runtime_state(self.model)
-            drawn = Drawn(skip=self._skip("loss", value))
-        context.logbook.count_training(tokens, time.perf_counter() - started)
-        return drawn
+            return outcome
+        share = loss
+        if self.options.gradient_accumulation_steps > 1:
+            share = share / self.options.gradient_accumulation_steps
+        if self._scaler is not None:
+            share = self._scaler.scale(share)
+        share.backward()  # type: ignore[no-untyped-call]
+        return outcome
 
     def mask(self, batch: Batch) -> MaskedBatch:
         """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number."""
@@ -251,20 +261,19 @@ class TrainingLoop:
             min_rate=options.min_rate,
         )
 
-    def _try_to_step(self, rates: Mapping[str, float]) -> Drawn:
+    def _try_to_step(self, rates: Mapping[str, float], skips: tuple[Skip, ...]) -> Drawn:
         in_flight = self._in_flight
-        recent = in_flight.losses[-in_flight.accumulated :]
         if self.policy is not None:
             self.policy.before_step(self)
         grad_norm = self._clip()
-        mean = math.fsum(recent) / len(recent)
+        mean = math.fsum(in_flight.recent) / len(in_flight.recent)
         outcome = self._step_optimizer({"loss_signal": mean} if self._takes_loss_signal else {})
-        skip = None
         if outcome.skipped:
-            skip = self._skip("gradient", math.nan if outcome.grad_norm is None else outcome.grad_norm)
+            norm = math.nan if outcome.grad_norm is None else outcome.grad_norm
+            skips = (*skips, self._skip("gradient", norm, skips))
         if not outcome.stepped:
             self._in_flight = in_flight.attempted(dropped=outcome.skipped)
-            return Drawn(skip=skip)
+            return Drawn(skips=skips)
         self.optimizer.zero_grad()
         self.step += 1
         self._skipped_in_a_row = 0
@@ -278,7 +287,7 @@ class TrainingLoop:
             tokens=sum(in_flight.tokens),
             grad_norm=grad_norm,
         )
-        return Drawn(report, skip)
+        return Drawn(report, skips)
 
     def _step_optimizer(self, signals: Mapping[str, float]) -> StepOutcome:
         optimizer, scaler = self.optimizer, self._scaler
@@ -304,7 +313,7 @@ class TrainingLoop:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else None
 
-    def _skip(self, what: str, value: float) -> Skip:
+    def _skip(self, what: str, value: float, earlier: tuple[Skip, ...] = ()) -> Skip:
         self.skipped += 1
         self._skipped_in_a_row += 1
         skip = Skip(what, value, self.micro_batches)
@@ -314,6 +323,7 @@ class TrainingLoop:
                 f"the last was {value}",
                 "Lower the learning rate, or continue from an earlier checkpoint: --resume PATH.",
                 skip,
+                earlier,
             )
         return skip
 
@@ -326,14 +336,6 @@ class TrainingLoop:
 
     def training_state(self) -> dict[str, Any]:
         """As :meth:`state_dict`, without the policy's."""
-        in_flight = self._in_flight
-        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        # Between steps the statistics of the gradients are zero, and of no interest.
-        modules = ternary_modules(self.model) if in_flight.losses else []
-        # Accumulators in no layout of a backend.
-        undo = {
-            n: {**m.kept_votes, "votes": m.logical_votes(m.kept_votes["votes"])} for n, m in modules if m.kept_votes
-        }
         return {
             "step": self.step,
             "micro_batches": self.micro_batches,
@@ -342,15 +344,7 @@ class TrainingLoop:
             "sampler": self.batches.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "in_flight": {
-                "accumulated": in_flight.accumulated,
-                "losses": list(in_flight.losses),
-                "tokens": list(in_flight.tokens),
-                "gradients": gradients,
-                "statistics": {name: m.stats for name, m in modules},
-                "magnitudes": {name: m.magnitudes for name, m in modules if m.magnitudes is not None},
-                **({"undo": undo} if undo else {}),
-            },
+            "in_flight": in_flight_state(self.model, self._in_flight),
             "runtime": self.model.runtime_state() if isinstance(self.model, CarriesState) else None,
             "rng": global_rng_state(self.context.device),
         }
@@ -372,20 +366,7 @@ class TrainingLoop:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scaler is not None and state["scaler"] is not None:
             self._scaler.load_state_dict(state["scaler"])
-        in_flight = state["in_flight"]
-        self._in_flight = InFlight(in_flight["accumulated"], tuple(in_flight["losses"]), tuple(in_flight["tokens"]))
-        for name, parameter in self.model.named_parameters():
-            gradient = in_flight["gradients"].get(name)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
-        for name, module in ternary_modules(self.model):
-            if name in in_flight["statistics"]:
-                module.stats.copy_(in_flight["statistics"][name])
-            if module.magnitudes is not None and name in in_flight["magnitudes"]:
-                module.magnitudes.copy_(in_flight["magnitudes"][name])
-            kept = in_flight.get("undo", {}).get(name)
-            if kept is not None:
-                kept = {**to_device(kept, device), "votes": module.packed_votes(kept["votes"])}
-            module.kept_votes = kept
+        self._in_flight = load_in_flight(self.model, state["in_flight"], device)
         if state["runtime"] is not None and isinstance(self.model, CarriesState):
             self.model.load_runtime_state(to_device(state["runtime"], device))
         restore_global_rng(state["rng"], device)

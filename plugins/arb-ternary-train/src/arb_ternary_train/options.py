@@ -10,7 +10,7 @@ from attrs import frozen
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import fraction, non_negative, option, optional, positive
+from arb_ternary.config.options import Rule, fraction, non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import OptimizerSpec
 from arb_ternary_train.schedules import ScheduleName
@@ -19,7 +19,7 @@ from arb_ternary_train.specs import PolicySpec
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["EVAL_EVERY", "AmpName", "DtypeName", "LoopOptions", "StandardConfig", "loop_contradictions"]
+__all__ = ["EVAL_EVERY", "AmpName", "DtypeName", "LoopOptions", "StandardConfig", "loop_contradictions", "step_size"]
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 AmpName = Literal["bfloat16", "float16"]
@@ -29,6 +29,9 @@ EVAL_EVERY: Final = (
     "steps between evaluations; the one at the end of the run takes no more tokens than it was trained on, and 16,384 "
     "at least; 0 = never, not at the end either"
 )
+
+#: Micro-batches of a step, of whose votes each has random numbers of its own: 2**20 casts, 256 of them a micro-batch.
+step_size: Final = Rule("1 to 4096", lambda value: 1 <= value <= 4096, {"minimum": 1, "maximum": 4096})
 
 
 @frozen(kw_only=True)
@@ -58,7 +61,7 @@ class LoopOptions:
         None, "largest norm of the gradient of all float parameters together; null = any", validator=optional(positive)
     )
     gradient_accumulation_steps: int = option(
-        1, "micro-batches a step: float gradients are averaged, votes are cast once for each", validator=positive
+        1, "micro-batches a step: float gradients are averaged, votes are cast once for each", validator=step_size
     )
     use_amp: bool = option(False, "run the forward pass under torch.autocast")
     amp_dtype: AmpName = option(

@@ -31,15 +31,20 @@ class Skip:
 
 @frozen
 class Drawn:
-    """What became of a micro-batch.
+    """What became of a micro-batch, or of those that are drawn together.
 
     Attributes:
         report: the step that was taken with it; None where the step needs more of them.
-        skip: that it was dropped.
+        skips: what was dropped, in order: a micro-batch without a finite loss, and then perhaps the step's gradients.
     """
 
     report: StepReport | None = None
-    skip: Skip | None = None
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def skip(self) -> Skip | None:
+        """The first of the skips."""
+        return self.skips[0] if self.skips else None
 
 
 class Diverged(ArbError):
@@ -47,11 +52,13 @@ class Diverged(ArbError):
 
     Attributes:
         skip: the last of them.
+        earlier: those before it that were found together with it.
     """
 
-    def __init__(self, what: str, hint: str, skip: Skip) -> None:
+    def __init__(self, what: str, hint: str, skip: Skip, earlier: tuple[Skip, ...] = ()) -> None:
         super().__init__(what, hint)
         self.skip = skip
+        self.earlier = earlier
 
 
 @frozen(kw_only=True)

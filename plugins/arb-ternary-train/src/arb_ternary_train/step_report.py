@@ -1,4 +1,4 @@
-"""One optimizer step: what it told, and the micro-batches that are on their way to the next."""
+"""One optimizer step, and what it told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 
 from arb_ternary.optim.protocol import StepOutcome
 
-__all__ = ["InFlight", "StepReport"]
+__all__ = ["StepReport"]
 
 
 @frozen
@@ -18,10 +18,10 @@ class StepReport:
 
     Attributes:
         step: steps that the loop has taken, this one included.
-        loss: mean loss of the step's micro-batches, nats a prediction.
+        loss: mean loss of the step's micro-batches, of those that have a finite one; nats a prediction.
         outcome: what the optimizer reported.
         rates: ``lr`` of the first float group, ``rate`` of the first ternary group.
-        draws: micro-batches in the step.
+        draws: micro-batches that took part in the step: those with a finite loss.
         tokens: predictions that counted in the step's losses.
         grad_norm: norm of all float gradients before clipping, where it was clipped.
     """
@@ -47,21 +47,3 @@ class StepReport:
             "draws": self.draws,
             **{key: float(value) for key, value in outcome.statistics.items()},
         }
-
-
-@frozen
-class InFlight:
-    """Micro-batches since the last step: how many since the last call of ``optimizer.step``; losses, tokens of all."""
-
-    accumulated: int = 0
-    losses: tuple[float, ...] = ()
-    tokens: tuple[int, ...] = ()
-
-    def plus(self, loss: float, tokens: int) -> InFlight:
-        """With one micro-batch more."""
-        return InFlight(self.accumulated + 1, (*self.losses, loss), (*self.tokens, tokens))
-
-    def attempted(self, *, dropped: bool) -> InFlight:
-        """After a call of ``optimizer.step`` that did not step; it may have dropped what it was called for."""
-        kept = len(self.losses) - (self.accumulated if dropped else 0)
-        return InFlight(0, self.losses[:kept], self.tokens[:kept])

@@ -9,7 +9,7 @@ from attrs.validators import ge, lt
 
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary_train.config import is_device
-from arb_ternary_train.options import AmpName, DtypeName
+from arb_ternary_train.options import AmpName, DtypeName, step_size
 from arb_ternary_train.schedules import ScheduleName
 
 __all__ = ["StandardKeys", "TrainKeys"]
@@ -40,7 +40,7 @@ class TrainKeys:
         "bfloat16", "number format of autocast, with use_amp; float16 only on cuda and without ternary modules"
     )
     compile_model: bool = option(False, "compile the forward pass with torch.compile")
-    gradient_accumulation_steps: int = option(1, "micro-batches a step", validator=positive)
+    gradient_accumulation_steps: int = option(1, "micro-batches a step", validator=step_size)
     activation_checkpointing: bool = option(False, "recompute activations in the backward pass to save memory")
     activation_checkpoint_threshold: int | None = option(
         None,

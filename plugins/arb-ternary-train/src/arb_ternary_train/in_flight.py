@@ -1,0 +1,106 @@
+"""The micro-batches that are on their way to the next step, and what they have left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import nn
+
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_train.model_options import to_device
+
+__all__ = ["InFlight", "Outcome", "in_flight_state", "load_in_flight"]
+
+
+@frozen
+class Outcome:
+    """Of a micro-batch: its ``loss``, and the predictions that counted in it."""
+
+    loss: float
+    tokens: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether it takes part in the step."""
+        return math.isfinite(self.loss)
+
+
+@frozen
+class InFlight:
+    """Micro-batches since the last step.
+
+    Attributes:
+        accumulated: since the last call of ``optimizer.step``, those without a finite loss too.
+        losses: of all that have a finite one.
+        tokens: of the same ones.
+        cast: with a finite loss, since the last call of ``optimizer.step``.
+        place: of the next micro-batch among those of the step, from 0.
+    """
+
+    accumulated: int = 0
+    losses: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    cast: int = 0
+    place: int = 0
+
+    def plus(self, outcome: Outcome) -> InFlight:
+        """With one micro-batch more. Where its loss is not finite, it has a place, and nothing else."""
+        longer = evolve(self, accumulated=self.accumulated + 1, place=self.place + 1)
+        if not outcome.finite:
+            return longer
+        losses, tokens = (*self.losses, outcome.loss), (*self.tokens, outcome.tokens)
+        return evolve(longer, losses=losses, tokens=tokens, cast=self.cast + 1)
+
+    @property
+    def recent(self) -> tuple[float, ...]:
+        """Losses since the last call of ``optimizer.step``."""
+        return self.losses[len(self.losses) - self.cast :]
+
+    def attempted(self, *, dropped: bool) -> InFlight:
+        """After a call of ``optimizer.step`` that did not step; it may have dropped what it was called for."""
+        if not dropped:
+            return evolve(self, accumulated=0, cast=0)
+        kept = len(self.losses) - self.cast
+        return InFlight(0, self.losses[:kept], self.tokens[:kept], place=self.place - self.accumulated)
+
+
+def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
+    """``in_flight`` and what its micro-batches have left in ``model``. The tensors are those in use."""
+    # Between steps the statistics of the gradients are zero, and of no interest.
+    modules = ternary_modules(model) if in_flight.losses else []
+    # Accumulators in no layout of a backend.
+    undo = {n: {**m.kept_votes, "votes": m.logical_votes(m.kept_votes["votes"])} for n, m in modules if m.kept_votes}
+    lost = in_flight.place != len(in_flight.losses)
+    return {
+        "accumulated": in_flight.accumulated,
+        "losses": list(in_flight.losses),
+        "tokens": list(in_flight.tokens),
+        **({"cast": in_flight.cast, "place": in_flight.place} if lost else {}),
+        "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        "statistics": {name: m.stats for name, m in modules},
+        "magnitudes": {name: m.magnitudes for name, m in modules if m.magnitudes is not None},
+        **({"undo": undo} if undo else {}),
+    }
+
+
+def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.device) -> InFlight:
+    """Put back into ``model`` what :func:`in_flight_state` gave; the micro-batches. Its tensors may be used on."""
+    for name, parameter in model.named_parameters():
+        gradient = state["gradients"].get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
+    for name, module in ternary_modules(model):
+        if name in state["statistics"]:
+            module.stats.copy_(state["statistics"][name])
+        if module.magnitudes is not None and name in state["magnitudes"]:
+            module.magnitudes.copy_(state["magnitudes"][name])
+        kept = state.get("undo", {}).get(name)
+        if kept is not None:
+            kept = {**to_device(kept, device), "votes": module.packed_votes(kept["votes"])}
+        module.kept_votes = kept
+    losses, accumulated = tuple(state["losses"]), state["accumulated"]
+    cast, place = state.get("cast", accumulated), state.get("place", len(losses))
+    return InFlight(accumulated, losses, tuple(state["tokens"]), cast, place)
