@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from attrs import frozen
-from attrs.validators import and_, ge, gt, instance_of, le, lt, optional
+from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import option
@@ -75,8 +75,14 @@ class ScaledVotesConfig:
     tail: bool | None = option(
         None,
         "Votes of one quantum where the gradient is in the tail of its distribution, as often as proportional ones; "
-        "null = with 4-bit accumulators and float gradients.",
+        "null = with 4-bit accumulators and float gradients, but not with vote_levels.",
         validator=optional(instance_of(bool)),
+    )
+    vote_levels: int | None = option(
+        None,
+        "3 = a micro-batch's votes are -1, 0 or 1 in a unit as large as the clip, which take 1.6 bits a weight to send "
+        "between ranks at any rate; their sum is rounded into quanta once a step. null = votes are quanta.",
+        validator=optional(in_((3,))),
     )
     carry: bool = option(
         True,
@@ -111,9 +117,19 @@ class ScaledVotesConfig:
                 "true does not go with gradients int8, whose votes are shifts by whole powers of two and cannot be set "
                 "to any number; take gradients float, or leave tail out",
             )
+        if self.tail and self.vote_levels:
+            yield (
+                "tail",
+                "true does not go with vote_levels: votes of the tail are one quantum each, and those of vote_levels "
+                "are as large as the clip; leave one of them out",
+            )
         if not planned.exponents:
             yield from without_effect(self, _NO_EXPONENTS, "exponent_rate", "band")
-        if not planned.integers and (planned.vote_bits == 4 if self.tail is None else self.tail):
+        if (
+            not planned.integers
+            and not self.vote_levels
+            and (planned.vote_bits == 4 if self.tail is None else self.tail)
+        ):
             yield from without_effect(self, "votes of the tail are one quantum", "clip")
         if planned.vote_bits == 2:
             yield from without_effect(self, "accumulators of 2 bits keep nothing after a step", "carry", "leak")

@@ -37,11 +37,17 @@ class NormalisedVotes(TernaryOptimizer):
             [Magnitudes(m.shape.out_features, m.shape.in_features, m.weight.device) for m in group]
             for group in self._modules
         ]
+        self._places = {module: (i, j) for i, group in enumerate(self._modules) for j, module in enumerate(group)}
         for module in modules.values():
             module.use_scaled_votes(integer=casts_integers(module))
         self._refresh_scales()
 
     votes_by_rows = True
+
+    def _tracked(self, module: TernaryModule) -> tuple[dict[str, Any], Magnitudes]:
+        """The group of a module, and its running magnitudes."""
+        group, place = self._places[module]
+        return self.param_groups[group], self._magnitudes[group][place]
 
     @abstractmethod
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:

@@ -23,6 +23,7 @@ from torch import Tensor
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import ScaledVotesConfig
+from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers
 
 __all__ = ["CELLS", "ScaledVotes", "ScaledVotesConfig", "build"]
@@ -50,7 +51,9 @@ class ScaledVotes(NormalisedVotes):
         lr: rate, in trits a step for a gradient of one standard deviation.
         clip: largest normalised gradient of proportional votes.
         tail: whether votes are cast only where the gradient is in the tail of its distribution; None: where
-            accumulators have 4 bits and gradients are float.
+            accumulators have 4 bits and gradients are float, without ``vote_levels``.
+        vote_levels: 3 casts votes of -1, 0 and 1 in a unit as large as the clip, whose sum over a step becomes quanta
+            (:mod:`arb_ternary_votes.levels`); None casts quanta.
         carry: whether a flip keeps what exceeds the cell.
         leak: share of an accumulator that decays each step, times the rate.
         magnitude_decay: of the running magnitudes.
@@ -59,8 +62,8 @@ class ScaledVotes(NormalisedVotes):
         band: how far exponents may move from their origin.
 
     Raises:
-        ValueError: a cell larger than a module's accumulators can hold, or votes of the tail for a module whose
-            gradients are exact integers.
+        ValueError: a cell larger than a module's accumulators can hold; or votes of the tail for a module whose
+            gradients are exact integers, or together with ``vote_levels``.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ScaledVotes(NormalisedVotes):
         lr: float = 0.1,
         clip: float = 2.5,
         tail: bool | None = None,
+        vote_levels: int | None = None,
         carry: bool = True,
         leak: float = 0.02,
         magnitude_decay: float = 0.98,
@@ -81,6 +85,7 @@ class ScaledVotes(NormalisedVotes):
             lr=lr,
             clip=clip,
             tail=tail,
+            vote_levels=vote_levels,
             carry=carry,
             leak=leak,
             magnitude_decay=magnitude_decay,
@@ -88,6 +93,8 @@ class ScaledVotes(NormalisedVotes):
             exponent_rate=exponent_rate,
             band=band,
         )
+        if tail and vote_levels:
+            raise ValueError("tail: true does not go with vote_levels: votes of the tail are one quantum each")
         for name, module in modules.items():
             held = _cell({"cell": cell, "accum_threshold": module.accum_threshold}, module)
             if held > module.shape.largest_vote:
@@ -101,12 +108,20 @@ class ScaledVotes(NormalisedVotes):
                     f"tail: true does not fit {name!r}, whose gradients are int8: shifts by whole powers of two cannot "
                     "set how often a vote is cast. Take gradients 'float', or tail null"
                 )
-        super().__init__(modules, {**asdict(config), "base_lr": lr})
+        self.sums_votes = vote_levels is not None
+        options = {name: value for name, value in asdict(config).items() if name != "vote_levels"}
+        super().__init__(modules, {**options, "base_lr": lr})
+        for module in modules.values() if self.sums_votes else ():
+            module.sum_votes()
 
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         return float(group["vote_rate"]) * _cell(group, module)
 
     def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
+        if self.sums_votes:
+            # Whatever the rate: the owner of a sum knows what a vote is worth. In float32 a clipped gradient and its
+            # noise can round up to the next whole number, so that the clip is a 256th below it; shifts are exact.
+            return 1.0 / group["clip"], 1.0 if casts_integers(module) else 255 / 256, 0
         if not _in_tail(group, module):
             return super()._scaling(group, module, quanta)
         # Of a normal gradient, the share beyond +-tau is that for which stochastic rounding would have cast a vote.
@@ -116,7 +131,23 @@ class ScaledVotes(NormalisedVotes):
 
     def _exponent_quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         # At the initial rate: the schedule is in the votes already.
-        return float(group["base_lr"]) * _cell(group, module)
+        quanta = float(group["base_lr"]) * _cell(group, module)
+        if not self.sums_votes:
+            return quanta
+        # Votes of three levels do not know the rate, so that the exponents follow it by whole powers of two.
+        return quanta / self._unit(group, module, self._tracked(module)[1].spread)
+
+    def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
+        """See :class:`TernaryOptimizer`; with ``vote_levels`` a vote is worth the clip at the rate, over the casts."""
+        if not self.sums_votes:
+            return sums
+        group, magnitudes = self._tracked(module)
+        unit = self._unit(group, module, max(magnitudes.casts, module.casts)) if magnitudes.steps else 0.0
+        return in_quanta(sums, min(unit, LARGEST_UNIT), module.control, first_row)
+
+    def _unit(self, group: Mapping[str, Any], module: TernaryModule, casts: int) -> float:
+        """Quanta that a vote is worth, of three levels."""
+        return float(group["clip"]) * self._quanta(group, module) / casts
 
     def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
         decay = round(65536 * min(1.0, group["leak"] * group["lr"]))

@@ -1,0 +1,57 @@
+"""Votes of three levels: what a step's sum of them is worth in quanta.
+
+A vote is -1, 0 or 1 in a *unit* that is as large as the clip, so that a micro-batch's votes take 1.6 bits a weight to
+send and 2 to hold, whatever the rate. Sums of a step are whole numbers, exact in any order. Whoever owns a row turns
+its sums into quanta once, in fixed point::
+
+    q[n, k] = (sum[n, k] * round(unit * 2**24) + (h >> 8)) >> 24
+
+with ``h`` the counter hash of ``n * K + k``, the index in the whole table, in a stream of its own and without the place
+of a micro-batch: the same on one process or many, and on every backend. The mean of ``q`` is ``sum * unit``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, SEED, STEP, STREAM, counter_hash
+
+__all__ = ["LARGEST_UNIT", "USE_VOTE_SUM", "in_quanta"]
+
+#: Use of the counter hash, beside those of core's kernels.
+USE_VOTE_SUM: Final = 6
+#: Quanta beyond which a unit is the same as a full accumulator.
+LARGEST_UNIT: Final = 127.0
+
+_FRACTION_BITS: Final = 24
+#: Elements whose 64-bit intermediates are held at a time.
+_HELD: Final = 1 << 18
+
+
+def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) -> Tensor:
+    """``sums * unit`` in whole quanta, rounded stochastically; see the module's docstring.
+
+    Args:
+        sums: integer ``[n, width]``, some rows of a table of this width; sizes up to 2**31.
+        unit: quanta that a vote is worth, 0 to :data:`LARGEST_UNIT`.
+        control: of the module; its seed, step and stream are taken.
+        first_row: of ``sums`` in the table.
+
+    Returns:
+        int32 ``[n, width]``, within the range of int32.
+    """
+    factor = round(unit * (1 << _FRACTION_BITS))
+    words = control.tolist()
+    step, stream = words[STEP] << MICRO_BITS, words[STREAM] * HASH_USES + USE_VOTE_SUM
+    flat, start = sums.reshape(-1), first_row * sums.shape[1]
+    quanta = torch.empty(flat.shape, dtype=torch.int32, device=sums.device)
+    for at in range(0, flat.numel(), _HELD):
+        some = flat[at : at + _HELD].to(torch.int64)
+        bits = counter_hash(some.numel(), words[SEED], step, stream, start=start + at, device=sums.device)
+        noise = bits.bitwise_right_shift_(32 - _FRACTION_BITS).bitwise_and_((1 << _FRACTION_BITS) - 1)
+        exact = some.mul_(factor).add_(noise).bitwise_right_shift_(_FRACTION_BITS)
+        quanta[at : at + _HELD] = exact.clamp_(-(2**31), 2**31 - 1)
+    return quanta.view(sums.shape)
