@@ -55,6 +55,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.tail",
         "does not go with gradients int8",
     ),
+    "votes of the tail of three levels": (
+        {"optimizer": {"name": "scaled_votes", "tail": True, "vote_levels": 3}},
+        "optimizer.tail",
+        "true does not go with vote_levels",
+    ),
     "a threshold beyond the accumulators": (
         {"model": {"vote_bits": 2}, "optimizer": {"name": "sign_votes", "accum_threshold": 2}},
         "optimizer.accum_threshold",
@@ -336,6 +341,7 @@ def test_an_option_that_does_nothing_is_a_fault_that_says_why(case: str, tmp_pat
         {"masking": {"name": "progressive", "schedule": "cosine", "start": 0.2}, "phase": DEPTH},
         {"optimizer": {"name": "gqc.gnts", "inner": {"name": "split"}}, "model": {"float_parts": ["head"]}},
         {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "cell": 7, "tail": False, "clip": 2.0}},
+        {"model": {"vote_bits": 4}, "optimizer": {"name": "scaled_votes", "vote_levels": 3, "clip": 2.0}},
     ],
 )
 def test_what_goes_together_is_no_fault(sections: dict[str, Any], tmp_path: Path) -> None:

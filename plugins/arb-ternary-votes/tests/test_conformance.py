@@ -1,4 +1,4 @@
-"""Momentum votes pass the suite that every optimizer has to pass."""
+"""Rules and options that core's own tests do not have pass the suite that every optimizer has to pass."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ class TestWithoutMomentumAndCarry(OptimizerSuite):
 
 class TestNarrowIntegerVotes(OptimizerSuite):
     component = "momentum_votes"
+
+    def make_model(self, part: str) -> nn.Module:
+        return nn.Sequential(TernaryLinear(64, 4, group_size=32, gradients="int8", vote_bits=4))
+
+
+class TestVotesOfThreeLevels(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"vote_levels": 3, "lr": 0.3}
+
+
+class TestNarrowIntegerVotesOfThreeLevels(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"vote_levels": 3, "lr": 0.3}
 
     def make_model(self, part: str) -> nn.Module:
         return nn.Sequential(TernaryLinear(64, 4, group_size=32, gradients="int8", vote_bits=4))

@@ -105,7 +105,7 @@ def test_a_vote_is_a_whole_clip_as_often_as_the_gradient_is_large(bits):
     # A share of E min(|z|, c) / c, and nowhere against the gradient. Mitchell's logarithm is up to 6 % too small.
     z = np.linspace(0, 8, 80001)
     density = 2 * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    share = np.trapezoid(np.minimum(z, clip) * density, z) / clip
+    share = float((np.minimum(z, clip) * density).sum()) * 1e-4 / clip
     assert float(cast.abs().mean() / 8) == pytest.approx(share, rel=0.07)
     assert bool((cast * gradient >= 0).all())
     # Beyond the clip, and what estimates of rows and columns are off by, all but one in 256 are cast.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
@@ -78,7 +78,7 @@ class ScaledVotesConfig:
         "null = with 4-bit accumulators and float gradients, but not with vote_levels.",
         validator=optional(instance_of(bool)),
     )
-    vote_levels: int | None = option(
+    vote_levels: Literal[3] | None = option(
         None,
         "3 = a micro-batch's votes are -1, 0 or 1 in a unit as large as the clip, which take 1.6 bits a weight to send "
         "between ranks at any rate; their sum is rounded into quanta once a step. null = votes are quanta.",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attrs import asdict
 from torch import Tensor
@@ -73,7 +73,7 @@ class ScaledVotes(NormalisedVotes):
         lr: float = 0.1,
         clip: float = 2.5,
         tail: bool | None = None,
-        vote_levels: int | None = None,
+        vote_levels: Literal[3] | None = None,
         carry: bool = True,
         leak: float = 0.02,
         magnitude_decay: float = 0.98,
