@@ -239,3 +239,13 @@ def test_every_optimizer_inside_another_is_met_once_before_what_is_inside_it() -
     joined = JoinedOptimizer({"a": leaves[0], "b": leaves[1]})
     outer = Wrapper(joined)
     assert list(inner_optimizers(outer)) == [outer, joined, *leaves]
+
+
+def test_packed_weights_that_are_parameters_are_no_float_parts() -> None:
+    model = nn.Sequential(TernaryLinear(8, 6))
+    before = collect_trainable(model)
+    packed = model[0].weight
+    del model[0].weight
+    model[0].weight = nn.Parameter(packed, requires_grad=False)
+    assert collect_trainable(model) == before
+    assert before.idle == frozenset()
