@@ -57,6 +57,14 @@ def test_a_sum_becomes_quanta_as_the_restatement_says_on_whichever_rows_it_is_ow
     np.testing.assert_array_equal(torch.cat(owned).numpy(), expected)
 
 
+@pytest.mark.parametrize("total", [127, -127, 128, -128])
+def test_32_bits_hold_what_they_are_used_for(total):
+    # The largest fraction there is, and 4096 noises: some of them are close to 1.
+    unit = 3 + (2**24 - 1) / 2**24
+    sums = np.full((64, 64), total)
+    np.testing.assert_array_equal(in_quanta(torch.from_numpy(sums), unit, control()).numpy(), restated(sums, unit))
+
+
 @pytest.mark.parametrize(("total", "unit"), [(1, 0.3), (-3, 0.7), (5, 1.75), (-2, 16.0), (1, 1e-3)])
 def test_the_mean_of_rounded_sums_is_the_sum_times_the_unit(total, unit):
     count = 1 << 16

@@ -27,8 +27,11 @@ USE_VOTE_SUM: Final = 6
 LARGEST_UNIT: Final = 127.0
 
 _FRACTION_BITS: Final = 24
-#: Elements whose 64-bit intermediates are held at a time.
-_HELD: Final = 1 << 18
+_MASK: Final = (1 << _FRACTION_BITS) - 1
+#: Sums of which ``(sum * fraction + noise)`` fits 32 bits: 127 * (2**24 - 1) + 2**24 - 1 < 2**31.
+_SMALL: Final = 127
+#: Elements whose intermediates are held at a time.
+_HELD: Final = 1 << 16
 
 
 def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) -> Tensor:
@@ -44,14 +47,21 @@ def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) ->
         int32 ``[n, width]``, within the range of int32.
     """
     factor = round(unit * (1 << _FRACTION_BITS))
+    whole, fraction = factor >> _FRACTION_BITS, factor & _MASK
     words = control.tolist()
     step, stream = words[STEP] << MICRO_BITS, words[STREAM] * HASH_USES + USE_VOTE_SUM
     flat, start = sums.reshape(-1), first_row * sums.shape[1]
     quanta = torch.empty(flat.shape, dtype=torch.int32, device=sums.device)
     for at in range(0, flat.numel(), _HELD):
-        some = flat[at : at + _HELD].to(torch.int64)
+        some = flat[at : at + _HELD]
+        wide = some.to(torch.int32 if _small(some) else torch.int64)
         bits = counter_hash(some.numel(), words[SEED], step, stream, start=start + at, device=sums.device)
-        noise = bits.bitwise_right_shift_(32 - _FRACTION_BITS).bitwise_and_((1 << _FRACTION_BITS) - 1)
-        exact = some.mul_(factor).add_(noise).bitwise_right_shift_(_FRACTION_BITS)
-        quanta[at : at + _HELD] = exact.clamp_(-(2**31), 2**31 - 1)
+        rounded = bits.bitwise_right_shift_(32 - _FRACTION_BITS).bitwise_and_(_MASK)
+        rounded = torch.add(wide * fraction, rounded).bitwise_right_shift_(_FRACTION_BITS)
+        quanta[at : at + _HELD] = rounded.add_(wide, alpha=whole).clamp_(-(2**31), 2**31 - 1)
     return quanta.view(sums.shape)
+
+
+def _small(sums: Tensor) -> bool:
+    """Whether 32 bits hold a fraction of them, read where that is free: on a CPU."""
+    return sums.device.type == "cpu" and max(map(abs, torch.stack(sums.aminmax()).tolist())) <= _SMALL
