@@ -106,6 +106,9 @@ def _ops() -> Iterator[str]:
     for op in (*protocol.REQUIRED_OPS, *protocol.OPTIONAL_OPS):
         optional = " [optional]" if op in protocol.OPTIONAL_OPS else ""
         yield f"{op}({', '.join(inspect.signature(kernels[op]).parameters)}){optional}"
+    wire = _import("arb_ternary_train.ranks.wire").WIRE_KERNELS
+    for op in protocol.WIRE_OPS:
+        yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
 
 
 def _errors() -> Iterator[str]:

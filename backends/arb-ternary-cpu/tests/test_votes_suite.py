@@ -1,4 +1,4 @@
-"""The kit's tests of votes, for every instruction set that this processor runs."""
+"""The kit's tests of votes, cast and sent, for every instruction set that this processor runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from arb_ternary_cpu.isa import usable_isas
 from arb_ternary_testing.backend_narrow_votes import NarrowVoteTests
 from arb_ternary_testing.backend_scaled_votes import ScaledVoteTests
 from arb_ternary_testing.backend_votes import VoteTests
+from arb_ternary_testing.backend_wire import WireTests
 
 
-class _Votes(VoteTests, ScaledVoteTests, NarrowVoteTests):
+class _Votes(VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests):
     isa = "scalar"
 
     def make_backend(self) -> KernelBackend:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.backends import dispatch, reference, reference_scaled_votes, reference_votes
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS, WeightShape
+from arb_ternary.backends.protocol import (
+    NARROW_NOISE,
+    NARROW_VOTES,
+    OPTIONAL_OPS,
+    REQUIRED_OPS,
+    ROW_SHARDS,
+    WeightShape,
+)
 from arb_ternary.backends.select import use_backend
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
 from arb_ternary.errors import EnvironmentProblem
@@ -179,6 +186,21 @@ def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monk
         dispatch.vote_kernel(state, *ops)
     made = evolve(made, capabilities=frozenset({NARROW_NOISE}))
     assert dispatch.vote_kernel(state, *ops) is own
+
+
+def test_votes_of_some_rows_go_to_a_kernel_that_knows_which(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(*_arguments: object) -> None: ...
+
+    made = evolve(backend, kernels={**backend.kernels, "apply_votes": own, "apply_scaled_votes": own})
+    monkeypatch.setattr("arb_ternary.backends.dispatch.get_backend", lambda _: made)
+    theirs, ours = (state._replace(first_row=3) for state in states(backend, 8))
+    assert dispatch.apply_kernel(theirs._replace(first_row=0), "apply_scaled_votes") is own
+    assert dispatch.apply_kernel(theirs, "apply_votes") is own  # sign votes are the same in every row
+    assert int(dispatch.apply_kernel(theirs, "apply_scaled_votes")(theirs, 1, 3000, True)) > 0
+    reference_scaled_votes.apply_scaled_votes(ours, 1, 3000, True)
+    assert_same(backend, theirs, ours)
+    made = evolve(made, capabilities=frozenset({ROW_SHARDS}))
+    assert dispatch.apply_kernel(theirs, "apply_scaled_votes") is own
 
 
 def test_narrow_votes_need_a_backend_that_has_them(backend: Wide) -> None:

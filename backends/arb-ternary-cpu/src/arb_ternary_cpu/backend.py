@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen
 from torch import Tensor
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend
-from arb_ternary_cpu import _native, limits, products, votes
+from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend
+from arb_ternary_cpu import _native, limits, products, votes, wire
 from arb_ternary_cpu.isa import chosen_isa
 
 __all__ = ["CpuBackend", "build"]
@@ -24,7 +24,7 @@ class CpuBackend:
 
     isa: str
     name: str = "cpu"
-    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def probe_read(self, buffer: Tensor) -> int:
@@ -44,4 +44,4 @@ def build(isa: str | None = None) -> KernelBackend:
     """
     chosen = chosen_isa(isa)
     index = _native.isa_index(chosen)
-    return CpuBackend(chosen, kernels={**products.kernels(index), **votes.kernels(index)})
+    return CpuBackend(chosen, kernels={**products.kernels(index), **votes.kernels(index), **wire.kernels(index)})

@@ -251,6 +251,7 @@ def _flip(
         1 <= threshold <= shape.largest_vote,
         f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
     )
+    seed, step, stream = (word & _WORD for word in words)
     moved = _native.flip_trits(
         isa,
         get_num_threads(),
@@ -263,7 +264,10 @@ def _flip(
         leak,
         decay,
         carry,
-        *(word & _WORD for word in words),
+        seed,
+        step,
+        stream,
+        state.first_row,
     )
     return torch.tensor(moved, dtype=torch.int64)
 

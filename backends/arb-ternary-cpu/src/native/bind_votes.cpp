@@ -103,15 +103,16 @@ bool cast_lookup(int isa, int threads, const Weight& weight, const Scaled* scale
 }
 
 int64_t flip_trits(int isa, int threads, int64_t rows, int64_t columns, int bits, uintptr_t packed, uintptr_t votes,
-                   int threshold, int leak, uint32_t decay, bool carry, uint64_t seed, uint64_t step, uint64_t stream) {
+                   int threshold, int leak, uint32_t decay, bool carry, uint64_t seed, uint64_t step, uint64_t stream,
+                   int64_t first_row) {
   arb::FlipRule rule;
   rule.threshold = threshold;
   rule.leak = leak;
   rule.decay = decay;
   rule.carry = carry;
+  const arb::FlipState state = {rows, columns, bits, at<uint8_t>(packed), at<uint8_t>(votes), first_row};
   nb::gil_scoped_release released;
-  return arb::flip_trits({rows, columns, bits, at<uint8_t>(packed), at<uint8_t>(votes)}, kernels_of(isa), rule,
-                         {seed, step, stream}, threads);
+  return arb::flip_trits(state, kernels_of(isa), rule, {seed, step, stream}, threads);
 }
 
 int64_t flip_exponents(int isa, int threads, uintptr_t exponent, uintptr_t votes, uintptr_t origin, int64_t row_stride,

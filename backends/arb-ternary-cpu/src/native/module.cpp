@@ -11,6 +11,7 @@ namespace nb = nanobind;
 void bind_probes(nb::module_& m);
 void bind_products(nb::module_& m);
 void bind_votes(nb::module_& m);
+void bind_wire(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the cpu backend. Arguments are addresses and sizes that the Python side has checked.";
@@ -30,4 +31,5 @@ NB_MODULE(_native, m) {
   bind_probes(m);
   bind_products(m);
   bind_votes(m);
+  bind_wire(m);
 }

@@ -58,8 +58,7 @@ class Flips {
 
   int64_t flip(int8_t* votes, int64_t n, int64_t start, int64_t count) const {
     if (rule_.decay == 0) return kernels_.flip(votes, count, codes(n, start), rule_, 0);
-    const uint64_t index =
-        static_cast<uint64_t>(n) * static_cast<uint64_t>(state_.columns) + static_cast<uint64_t>(start);
+    const uint64_t index = static_cast<uint64_t>((state_.first_row + n) * state_.columns + start);
     if (index >> 32 == (index + static_cast<uint64_t>(count) - 1) >> 32) {
       return kernels_.flip(votes, count, codes(n, start), rule_, noise_.base(index));
     }

@@ -14,6 +14,7 @@ struct FlipState {
   int bits;  // of an accumulator
   uint8_t* packed;
   uint8_t* votes;
+  int64_t first_row = 0;  // of the whole weight, where these are only some of its rows
 };
 
 // Returns the number of trits that changed.

@@ -40,6 +40,8 @@ OPTIONAL_OPS: Final = (
     "embedding_scaled_votes",
     "apply_scaled_votes",
 )
+#: Kernels for processes that share weights. Core calls none; they are those of ``arb_ternary_train.ranks.wire``.
+WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_rows", "flip_list", "apply_flips_")
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"
@@ -48,6 +50,9 @@ NARROW_VOTES: Final = "narrow_votes"
 #: Capability: ``cast_scaled_votes`` and ``embedding_scaled_votes`` take ``noise_shift``. Elsewhere the reference casts
 #: votes that need it.
 NARROW_NOISE: Final = "narrow_noise"
+#: Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Elsewhere the reference applies the votes of some
+#: rows.
+ROW_SHARDS: Final = "row_shards"
 
 #: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1; scaled votes at -127 and
 #: 127 instead of -128 and 127.

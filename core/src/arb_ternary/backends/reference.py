@@ -18,7 +18,7 @@ from arb_ternary.backends import reference_scaled_votes as _scaled
 from arb_ternary.backends import reference_votes as _votes
 from arb_ternary.backends.decode_cache import CACHE, Decoded
 from arb_ternary.backends.integer import int_matmul, shifted_weight_product
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend, WeightShape
 
 pack_votes, unpack_votes = layout.pack_votes, layout.unpack_votes
 
@@ -170,7 +170,7 @@ class TorchBackend:
     """The reference backend, with every required and optional op; always there, correct everywhere."""
 
     name: str = "torch"
-    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
     kernels: Mapping[str, Callable[..., object]] = field(default=KERNELS, repr=False)
 
 

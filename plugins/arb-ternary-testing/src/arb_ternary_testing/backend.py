@@ -7,11 +7,12 @@ from arb_ternary_testing.backend_narrow_votes import NarrowVoteTests
 from arb_ternary_testing.backend_products import ProductTests
 from arb_ternary_testing.backend_scaled_votes import ScaledVoteTests
 from arb_ternary_testing.backend_votes import VoteTests
+from arb_ternary_testing.backend_wire import WireTests
 
 __all__ = ["BackendSuite"]
 
 
-class BackendSuite(LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests):
+class BackendSuite(LayoutTests, ProductTests, VoteTests, ScaledVoteTests, NarrowVoteTests, WireTests):
     """Everything that a :class:`~arb_ternary.backends.protocol.KernelBackend` has to do.
 
     Subclass it in a class whose name starts with ``Test`` and set ``component`` to the registered name (or override

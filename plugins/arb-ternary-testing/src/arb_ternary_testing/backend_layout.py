@@ -14,6 +14,8 @@ from arb_ternary.backends.protocol import (
     NARROW_VOTES,
     OPTIONAL_OPS,
     REQUIRED_OPS,
+    ROW_SHARDS,
+    WIRE_OPS,
     KernelBackend,
     WeightShape,
 )
@@ -37,12 +39,12 @@ class LayoutTests(BackendCase):
         assert op in self.backend.kernels, f"required op {op!r} is missing"
 
     def test_it_has_no_op_that_is_never_called(self) -> None:
-        unknown = set(self.backend.kernels) - {*REQUIRED_OPS, *OPTIONAL_OPS}
+        unknown = set(self.backend.kernels) - {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS}
         assert not unknown, f"not ops of a backend: {sorted(unknown)}"
         assert all(callable(kernel) for kernel in self.backend.kernels.values())
 
     def test_it_declares_only_capabilities_that_exist(self) -> None:
-        assert set(self.backend.capabilities) <= {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES}
+        assert set(self.backend.capabilities) <= {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS}
 
     @pytest.mark.parametrize("rows", [1, 3])
     def test_unpacking_what_was_packed_is_lossless_for_every_remainder_of_k(self, rows: int) -> None:

@@ -37,10 +37,10 @@ class Draw:
         """Them as a module's control words: seed, step, stream and micro-batch."""
         return np.array([self.seed, self.step >> 20, self.stream // 8, self.step & (2**20 - 1)], np.int64)
 
-    def bits(self, shape: tuple[int, ...], use: int) -> Array:
-        """Hashes of the flat indices of a matrix, int64."""
-        stream = self.stream + use
-        flat = [counter_hash_bits(index, self.seed, self.step, stream) for index in range(math.prod(shape))]
+    def bits(self, shape: tuple[int, ...], use: int, start: int = 0) -> Array:
+        """Hashes of the flat indices of a matrix, from ``start`` on: int64."""
+        stream, stop = self.stream + use, start + math.prod(shape)
+        flat = [counter_hash_bits(index, self.seed, self.step, stream) for index in range(start, stop)]
         return np.array(flat, np.int64).reshape(shape)
 
 
@@ -100,9 +100,9 @@ def cast_scaled_votes(
 
 
 def apply_scaled_votes(
-    trits_NK: Array, votes_NK: Array, threshold: int, decay: int, *, carry: bool, draw: Draw
+    trits_NK: Array, votes_NK: Array, threshold: int, decay: int, *, carry: bool, draw: Draw, first_row: int = 0
 ) -> tuple[Array, Array, int]:
-    """Flips, what they leave in the accumulators, and the decay of those.
+    """Flips, what they leave in the accumulators, and the decay of those; ``first_row`` of the whole weight.
 
     Returns:
         trits, votes and the number of trits that changed.
@@ -116,7 +116,7 @@ def apply_scaled_votes(
     else:
         kept = np.zeros_like(votes)
     votes = np.where(crossed != 0, kept, votes)
-    noise = draw.bits(votes.shape, _DECAY) & 0xFFFF
+    noise = draw.bits(votes.shape, _DECAY, first_row * votes.shape[1]) & 0xFFFF
     size = np.abs(votes)
     size -= (size * decay + noise) >> 16 if decay else 0
     return after.astype(np.int8), (np.sign(votes) * size).astype(np.int8), int(moved.sum())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.protocol import WIRE_OPS, WeightShape
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_train.ranks.digits import add_digits_, base_for, bytes_for, bytes_to_digits, digits_to_bytes
 from arb_ternary_train.ranks.flips import (
@@ -25,7 +25,7 @@ from arb_ternary_train.ranks.flips import (
     unpacked_flip_list,
 )
 from arb_ternary_train.ranks.rows import repacked_rows, row_bounds, weight_rows
-from arb_ternary_train.ranks.wire import wire_kernel
+from arb_ternary_train.ranks.wire import WIRE_KERNELS, wire_kernel
 
 BASES = (3, 5, 15, 255, 65535)
 SIZES = (0, 1, 2, 4, 5, 6, 97, 32_769, 70_001)
@@ -171,6 +171,17 @@ def test_a_flip_beyond_the_rails_is_refused() -> None:
             repacked_flips_("torch", packed, shape, *flip)
 
 
+def test_a_flip_outside_the_weight_is_refused() -> None:
+    shape = WeightShape(3, 40, 32)
+    packed = reference.pack(torch.ones(3, 40, dtype=torch.int8))
+    for place in (-1, 120):
+        flips = torch.tensor([0, place]), torch.tensor([-1, -1], dtype=torch.int8)
+        with pytest.raises(ValueError, match="outside a weight of 3 x 40"):
+            apply_flips_(packed, shape, *flips)
+        with pytest.raises(ValueError, match="outside a weight of 3 x 40"):
+            repacked_flips_("torch", packed, shape, *flips)
+
+
 def message_by_hand(flips: dict[int, int], size: int) -> bytes:
     blocks: list[list[int]] = [[] for _ in range(-(-size // 32768))]
     for place, direction in sorted(flips.items()):
@@ -230,6 +241,10 @@ def test_rows_of_a_weight_are_those_of_its_trits(first: int, last: int) -> None:
     packed = reference.pack(trits)
     for rows in (weight_rows(packed, shape, first, last), repacked_rows("torch", packed, shape, first, last)):
         assert torch.equal(rows, reference.pack(trits[first:last]))
+
+
+def test_core_knows_the_names_of_the_kernels() -> None:
+    assert set(WIRE_KERNELS) == set(WIRE_OPS)
 
 
 def test_a_backend_without_wire_kernels_has_stand_ins_unless_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:

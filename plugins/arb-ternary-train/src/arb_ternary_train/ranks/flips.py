@@ -116,12 +116,13 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     """Move the trits at distinct places of a packed weight in the layout of the torch backend, in place.
 
     Raises:
-        ValueError: a trit would leave -1..1, so this weight is not that from which the flips come; on a GPU an
-            assertion of the device.
+        ValueError: a place is outside the weight, or a trit would leave -1..1, so that this weight is not the one from
+            which the flips come, and nothing has changed; on a GPU an assertion of the device.
     """
     if not places.numel():
         return
     columns = shape.in_features
+    _require_inside(places, shape)
     whole = columns // BLOCK * BLOCK
     row, column = places // columns, places % columns
     rest = -(-(columns - whole) // PLANES)
@@ -138,6 +139,12 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     stored.index_add_(0, byte, (directions.to(torch.int16) << shift.to(torch.int16)).to(torch.uint8))
 
 
+def _require_inside(places: Tensor, shape: WeightShape) -> None:
+    low, high = places.aminmax()
+    rows, columns = shape.out_features, shape.in_features
+    require((low >= 0) & (high < rows * columns), f"a flip is outside a weight of {rows} x {columns}")
+
+
 def unpacked_flip_list(backend: str, before: Tensor, after: Tensor, shape: WeightShape) -> tuple[Tensor, Tensor]:
     """As :func:`flip_list`, for any layout: all trits are decoded."""
     moved = (kernel(backend, "unpack")(after, shape) - kernel(backend, "unpack")(before, shape)).view(-1)
@@ -149,6 +156,7 @@ def repacked_flips_(backend: str, weight: Tensor, shape: WeightShape, places: Te
     """As :func:`apply_flips_`, for any layout: all trits are decoded and packed again."""
     if not places.numel():
         return
+    _require_inside(places, shape)
     trits: Tensor = kernel(backend, "unpack")(weight, shape)
     moved = trits.view(-1).index_add_(0, places, directions)[places]
     require((moved.abs() <= 1).all(), "a flip leads outside -1..1: the replicas of this weight differ")
