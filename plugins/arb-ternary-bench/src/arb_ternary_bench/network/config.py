@@ -109,8 +109,15 @@ class VotesConfig:
     )
 
     def largest(self, micro_batches: int) -> int:
-        """The largest vote of one micro-batch, of so many in a step."""
-        return 1 if self.levels == 3 else max(1, -int(-self.clip * self.cell * self.rate // micro_batches))
+        """The largest vote of one micro-batch, of so many in a step.
+
+        Votes in quanta are rounded up from the clip; one that is a whole number can be rounded to the next.
+        """
+        if self.levels == 3:
+            return 1
+        # In 1/256, as kernels take it.
+        limit = min(max(1, round(256 * self.clip * self.cell * self.rate / micro_batches)), 256 * 127)
+        return limit // 256 + 1
 
 
 @frozen(kw_only=True)

@@ -31,6 +31,8 @@ __all__ = ["SUMMARIES", "Transfer", "bits_in_bytes", "bits_in_words", "state_byt
 
 #: Bytes of a flip, and of the count of a block of weights.
 _FLIP_BYTES: Final = 2
+#: Largest sum of the votes that a micro-batch has for an exponent.
+_EXPONENT_VOTE: Final = 127
 #: Bits of a packed trit; of a word of dense digits.
 _TRIT_BITS: Final = 2
 _WORD_BITS: Final = 64
@@ -97,7 +99,7 @@ def _limit(config: NetworkConfig, cluster: ClusterConfig) -> int:
 
 
 def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
-    """Ordered sums of floats, and sums of the votes of exponents: the same however votes are summed."""
+    """Ordered sums of floats, and what exponents learn by: the same however votes are summed."""
     # Statistics and magnitudes of rows and columns, and a float sum of each matrix; then gradients of float parts.
     floats = _FLOAT32 * (2 * model.edges + model.count + model.float_parameters)
     found = [
@@ -105,8 +107,10 @@ def _beside_votes(config: NetworkConfig, model: Model, cluster: ClusterConfig) -
         Transfer("float sums back", all_gather(floats, cluster)),
     ]
     if config.votes.scale_rule == "residual":
-        votes = _FLOAT32 * model.exponents(config.votes.group_size)
-        found.append(Transfer("votes of exponents", all_reduce(votes, cluster)))
+        count = model.exponents(config.votes.group_size)
+        bits = bits_in_bytes(_EXPONENT_VOTE * cluster.rounds)
+        found.append(Transfer("votes of exponents to owners", all_to_all(count * bits / 8, cluster)))
+        found.append(Transfer("accumulators of exponents back", all_gather(count, cluster)))
     return found
 
 
