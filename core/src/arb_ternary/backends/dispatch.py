@@ -29,10 +29,15 @@ def fallback_ops(backend: KernelBackend) -> tuple[str, ...]:
     return tuple(op for op in OPTIONAL_OPS if op not in backend.kernels)
 
 
-def kernel(backend_name: str, op: str) -> Kernel:
-    """The kernel of ``op`` in the named backend; for a missing optional one, the reference's or EnvironmentProblem."""
+def kernel(backend_name: str, op: str, needs: str | None = None) -> Kernel:
+    """The kernel of ``op`` in the named backend; for a missing optional one, the reference's or EnvironmentProblem.
+
+    So too for one of a backend that lacks a capability which the call ``needs``.
+    """
     backend = get_backend(backend_name)
     found = backend.kernels.get(op)
+    if needs is not None and needs not in backend.capabilities:
+        return _stand_in(backend, op, f"{op} with {needs}")
     return _stand_in(backend, op, op) if found is None else found
 
 
@@ -100,7 +105,7 @@ def _stand_in(backend: KernelBackend, op: str, described: str) -> Kernel:
         if "unpack_votes" in own:  # else their layout is the reference's
             held = held._replace(votes=reference.pack_votes(own["unpack_votes"](state.votes, shape), shape.vote_bits))
         result = theirs(*(held if argument is state else argument for argument in arguments))
-        if op == "apply_scaled_votes":  # casting leaves the weight alone
+        if op.startswith("apply"):  # casting leaves the weight alone
             state.weight.copy_(own["pack"](reference.unpack(held.weight, shape)))
         if "pack_votes" in own:
             unpacked = reference.unpack_votes(held.votes, shape)

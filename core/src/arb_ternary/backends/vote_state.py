@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
@@ -35,6 +36,12 @@ class VoteLimits(NamedTuple):
             if not low <= value <= high:
                 raise ValueError(f"{name} must be in {low}..{high}, got {value}")
         return self
+
+    def largest_vote(self, *, shifts: bool) -> int:
+        """Of one cast, by shifts or by factors; a float32 sum of the limit and noise just below 1 rounds to the next."""
+        if shifts:
+            return -(-self.vote_limit // 256)
+        return math.floor(self.vote_limit / 256 + 0.5 + 2.0 ** -(self.noise_shift + 1))
 
 
 class VoteState(NamedTuple):

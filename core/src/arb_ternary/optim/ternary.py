@@ -82,6 +82,8 @@ class TernaryOptimizer(Optimizer):
     #: Whether the rule changes votes and weights by the modules' ``apply_*`` methods alone, one element at a time, so
     #: that each of several ranks can do so for some rows.
     votes_by_rows: ClassVar[bool] = False
+    #: Whether votes are summed also in a step of one micro-batch.
+    sums_votes: bool = False
     #: Where votes of other processes come from, if there are any.
     exchange: Exchange = Alone()
     # Unwrapped, here and below: torch's wrapper imports torch._dynamo, which is seconds at the start of every run.

@@ -123,16 +123,15 @@ class VoteMemory(nn.Module):
             sums.magnitudes.zero_()
 
     @torch.no_grad()
-    def settle(self, whole: Tensor) -> None:
-        """Add the votes of the step to the accumulators, which are clipped.
+    def settle(self, whole: Tensor, rows: slice = slice(None)) -> None:
+        """Add the votes of the step to the accumulators of ``rows``, those that are kept here, which are clipped.
 
-        Args:
-            whole: the sums of votes as they are to be added, integers ``[n, K]`` of the rows that are kept here.
+        ``whole`` are the sums of votes as they are to be added, integers ``[n, K]``.
         """
         sums = self.sums
         assert sums is not None
         scaled = self.vote_scale is not None
-        sums.check(-(-self.limits.vote_limit // 256) if scaled else 1)
+        sums.check(self.largest_vote)
         low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
         votes = self.held_votes().to(torch.int32).add_(whole).clamp_(low, self.shape.largest_vote)
         self.hold_votes(votes.to(torch.int8))
@@ -141,7 +140,13 @@ class VoteMemory(nn.Module):
             (getattr(self, "bias_votes", None), sums.bias, -128),
         ):
             if held is not None and summed is not None:
-                held.copy_((summed + held).clamp_(least, 127))
+                held[rows] = (summed[rows] + held[rows]).clamp_(least, 127).to(torch.int8)
+
+    @property
+    def largest_vote(self) -> int:
+        """Of one cast."""
+        scale = self.vote_scale
+        return 1 if scale is None else self.limits.largest_vote(shifts=scale.dtype == torch.int32)
 
     @property
     def limits(self) -> VoteLimits:

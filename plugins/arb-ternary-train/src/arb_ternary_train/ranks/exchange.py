@@ -1,0 +1,301 @@
+"""Votes on their way to the ranks that own their rows, and flips on their way back.
+
+Every rank has all trits, and the accumulators of its own rows only. A step sums a rank's votes over its micro-batches;
+then the sums go to the owners as digits (``digits``), who add, clip and flip, and tell the others what has flipped
+(``flips``). Votes for exponents and biases go the same way, and come back as the settled accumulators, which all ranks
+have. Sums of integers do not depend on who computed which, so every rank ends a step with the bytes of one process.
+
+How large a message is follows from what every rank knows: the shapes, the limits of a vote, and how often each rank
+has cast, which is gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.protocol import ROW_SHARDS
+from arb_ternary.optim.protocol import inner_optimizers
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.ranks.digits import base_for, bytes_for
+from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips, flips_counted
+from arb_ternary_train.ranks.rows import row_bounds, rows_shape
+from arb_ternary_train.ranks.wire import wire_kernel
+from arb_ternary_train.ranks.world import World
+
+__all__ = ["OwnedRows", "OwnerRows", "own_rows", "share_votes"]
+
+#: Largest sum of the votes that one cast has for an exponent, and for a bias.
+_EXPONENT_VOTE = 127
+_BIAS_VOTE = 1
+
+
+@define(eq=False)
+class OwnedRows:
+    """The accumulators of a module on this rank; see ``RowOwner``.
+
+    Attributes:
+        rows: of this rank.
+        bounds: first row, and the one after the last, of every rank.
+        flips: number of flips that the step under way has counted here; None where nothing was applied.
+        before: own rows of the packed weight as they were, and
+        after: as the step has left them.
+    """
+
+    module: TernaryModule
+    world: World
+    bounds: list[tuple[int, int]]
+    flips: Tensor | None = None
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+    @property
+    def rows(self) -> slice:
+        """Those of this rank."""
+        return slice(*self.bounds[self.world.rank])
+
+    def gathered(self, held: Tensor) -> Tensor:
+        """The rows of all ranks from those that each holds, ``[n, ...]``; every rank calls it."""
+        most = max(last - first for first, last in self.bounds)
+        own = held.new_zeros(most, *held.shape[1:])
+        own[: held.shape[0]] = held
+        found = held.new_empty(self.world.size * most, *held.shape[1:])
+        dist.all_gather_into_tensor(found, own, group=self.world.group)
+        pieces = [found[rank * most : rank * most + last - first] for rank, (first, last) in enumerate(self.bounds)]
+        return torch.cat(pieces)
+
+    def apply_votes(self, op: str, *settings: int) -> Tensor:
+        """Flip own rows, of a copy: the weight itself follows when all ranks have told their flips."""
+        module = self.module
+        first, last = self.bounds[self.world.rank]
+        shape = rows_shape(module.shape, first, last)
+        self.flips = torch.zeros((), dtype=torch.int64, device=module.weight.device)
+        self.before = wire_kernel(module.backend, "weight_rows")(module.weight, module.shape, first, last)
+        self.after = self.before.clone()
+        if first < last:
+            state = module.vote_state()._replace(
+                weight=self.after,
+                exponent=module.exponent[first:last],
+                exponent_votes=None,
+                sums=None,
+                exponent_sums=None,
+                sizes=(shape.out_features, shape.in_features, shape.group_size, shape.vote_bits),
+                first_row=first,
+            )
+            hashes = op == "apply_scaled_votes" and first > 0
+            kernel(module.backend, op, ROW_SHARDS if hashes else None)(state, *settings)
+        return self.flips
+
+
+def own_rows(model: nn.Module, world: World) -> None:
+    """Keep of every module's accumulators the rows of this rank only; all ranks hold the same ones before.
+
+    What is frozen keeps all of its own, which do not change.
+    """
+    for _, module in ternary_modules(model):
+        if module.owner is None and not module.frozen:
+            held = module.logical_votes()
+            module.owner = OwnedRows(module, world, row_bounds(module.shape.out_features, world.size))
+            module.votes = module.packed_votes(held)
+
+
+def share_votes(optimizer: Optimizer, world: World) -> None:
+    """Have every rule on votes in ``optimizer`` exchange them with the other ranks."""
+    for each in inner_optimizers(optimizer):
+        if isinstance(each, TernaryOptimizer):
+            each.exchange = OwnerRows(world)
+
+
+@define(eq=False)
+class OwnerRows:
+    """The exchange of a rule on votes: owners compute; see the module's docstring.
+
+    Attributes:
+        sent_bytes: that this rank has handed to the network so far: a piece that goes to several ranks counts for each.
+    """
+
+    world: World
+    sent_bytes: int = 0
+    _offsets: list[int] = field(factory=list)
+
+    # --- votes to their owners ---
+
+    def collect(self, optimizer: TernaryOptimizer) -> None:
+        """Bring the votes of all ranks into the accumulators of own rows. Collective."""
+        world, modules = self.world, [m for m in optimizer.modules if m.sums is not None]
+        for module in modules:
+            module.end_micro_batch()
+        casts = self._all_casts(modules)
+        outgoing = [
+            self._packed(modules, casts[world.rank], rank) if rank != world.rank else [] for rank in range(world.size)
+        ]
+        sizes = [self._message_bytes(modules, of, world.rank) for of in casts]
+        sizes[world.rank] = 0
+        sent = torch.cat([piece for pieces in outgoing for piece in pieces] or [_no_bytes(world)])
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
+        leaving = [sum(piece.numel() for piece in pieces) for pieces in outgoing]
+        dist.all_to_all_single(received, sent, sizes, leaving, group=world.group)
+        self.sent_bytes += sum(leaving)
+        for sender, message in enumerate(torch.split(received, sizes)):
+            self._add(modules, casts[sender], message)
+        for index, module in enumerate(modules):
+            sums = module.sums
+            assert sums is not None
+            sums.casts = sum(of[index] for of in casts)
+            first, last = self._bounds(module)[world.rank]
+            module.settle(optimizer.whole_votes(module, sums.votes[first:last], first), slice(first, last))
+        self._gather_settled(modules)
+
+    def _all_casts(self, modules: Sequence[TernaryModule]) -> list[list[int]]:
+        """How often each rank has cast votes of each module in this step."""
+        own = torch.tensor([module.casts for module in modules], dtype=torch.int32, device=self.world.device)
+        found = own.new_empty(self.world.size * len(modules))
+        dist.all_gather_into_tensor(found, own, group=self.world.group)
+        self.sent_bytes += own.nbytes * (self.world.size - 1)
+        casts: list[list[int]] = found.view(self.world.size, len(modules)).tolist()
+        return casts
+
+    def _bounds(self, module: TernaryModule) -> list[tuple[int, int]]:
+        return row_bounds(module.shape.out_features, self.world.size)
+
+    def _parts(self, module: TernaryModule, casts: int, rank: int) -> Iterable[tuple[Tensor, int]]:
+        """What rank ``rank`` owns of the module's sums, flat, and the base of its digits; nothing without casts."""
+        sums = module.sums
+        assert sums is not None
+        if not casts:
+            return
+        rows = slice(*self._bounds(module)[rank])
+        yield sums.votes[rows].view(-1), base_for(module.largest_vote * casts)
+        if module.voting_exponents() is not None:
+            yield sums.exponent_votes[rows].view(-1), base_for(_EXPONENT_VOTE * casts)
+        if sums.bias is not None:
+            yield sums.bias[rows], base_for(_BIAS_VOTE * casts)
+
+    def _packed(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> list[Tensor]:
+        """The message to a rank."""
+        return [
+            wire_kernel(module.backend, "digits_to_bytes")(part.to(torch.int16), base)
+            for module, cast in zip(modules, casts, strict=True)
+            for part, base in self._parts(module, cast, rank)
+        ]
+
+    def _message_bytes(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> int:
+        """The length of a message to ``rank`` of one who has cast so often."""
+        return sum(
+            bytes_for(part.numel(), base)
+            for module, cast in zip(modules, casts, strict=True)
+            for part, base in self._parts(module, cast, rank)
+        )
+
+    def _add(self, modules: Sequence[TernaryModule], casts: Sequence[int], message: Tensor) -> None:
+        """Add what a rank that has cast so often sent to the sums of own rows."""
+        if not message.numel():
+            return
+        place = 0
+        for module, cast in zip(modules, casts, strict=True):
+            for part, base in self._parts(module, cast, self.world.rank):
+                end = place + bytes_for(part.numel(), base)
+                wire_kernel(module.backend, "add_digits_")(part, message[place:end], base)
+                place = end
+
+    def _gather_settled(self, modules: Sequence[TernaryModule]) -> None:
+        """Give every rank the accumulators of exponents and biases, which owners have settled."""
+        world = self.world
+        held = [
+            (part, self._bounds(module))
+            for module in modules
+            for part in (module.voting_exponents(), getattr(module, "bias_votes", None))
+            if part is not None
+        ]
+        if not held:
+            return
+        own = torch.cat([part[slice(*bounds[world.rank])].reshape(-1) for part, bounds in held])
+        sizes = [sum(part[slice(*bounds[rank])].numel() for part, bounds in held) for rank in range(world.size)]
+        for rank, piece in enumerate(self._all_gathered(own.view(torch.uint8), sizes)):
+            if rank == world.rank:
+                continue
+            parts = [part[slice(*bounds[rank])] for part, bounds in held]
+            for part, values in zip(
+                parts, torch.split(piece.view(torch.int8), [p.numel() for p in parts]), strict=True
+            ):
+                part.copy_(values.view(part.shape))
+
+    def _all_gathered(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Everybody's bytes, of known sizes."""
+        most = max(sizes)
+        padded = torch.zeros(most, dtype=torch.uint8, device=self.world.device)
+        padded[: own.numel()] = own
+        found = padded.new_empty(self.world.size * most)
+        dist.all_gather_into_tensor(found, padded, group=self.world.group)
+        self.sent_bytes += own.numel() * (self.world.size - 1)
+        return [found[rank * most : rank * most + size] for rank, size in enumerate(sizes)]
+
+    # --- flips to everybody ---
+
+    def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
+        """Make the flips of all ranks in the weight of every module. Collective."""
+        world = self.world
+        owners = [m.owner for m in optimizer.modules if isinstance(m.owner, OwnedRows) and m.owner.flips is not None]
+        if not owners:
+            return
+        spaces = [_address_space(owners, rank) for rank in range(world.size)]
+        fronts = [count_bytes(space[-1]) for space in spaces]
+        message = encode_flips(*_own_flips(owners, spaces[world.rank]), spaces[world.rank][-1])
+        counts = self._all_gathered(message[: fronts[world.rank]], fronts)
+        entries = self._all_gathered(message[fronts[world.rank] :], [2 * flips_counted(each) for each in counts])
+        for owner in owners:
+            assert owner.flips is not None
+            owner.flips.zero_()
+        for rank, (front, rest) in enumerate(zip(counts, entries, strict=True)):
+            places, directions = decode_flips(torch.cat([front, rest]), spaces[rank][-1])
+            edges = torch.tensor(spaces[rank], device=places.device)
+            cuts: list[int] = torch.searchsorted(places, edges).tolist()
+            for owner, start, (begin, end) in zip(owners, spaces[rank], pairwise(cuts), strict=False):
+                _apply(owner, rank, places[begin:end] - start, directions[begin:end])
+        for owner in owners:
+            torch.autograd.graph.increment_version((owner.module.weight, owner.module.votes))
+            owner.flips = owner.before = owner.after = None
+
+
+def _no_bytes(world: World) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=world.device)
+
+
+def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:
+    """Where each module's rows of a rank begin when they are laid one after another, and where the last ends."""
+    edges = [0]
+    for owner in owners:
+        first, last = owner.bounds[rank]
+        edges.append(edges[-1] + (last - first) * owner.module.shape.in_features)
+    return edges
+
+
+def _own_flips(owners: Sequence[OwnedRows], space: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Places in the rank's address space, and directions, of what its rows have flipped."""
+    places, directions = [], []
+    for owner, start in zip(owners, space, strict=False):
+        module, (first, last) = owner.module, owner.bounds[owner.world.rank]
+        shape = rows_shape(module.shape, first, last)
+        assert owner.before is not None
+        assert owner.after is not None
+        where, how = wire_kernel(module.backend, "flip_list")(owner.before, owner.after, shape)
+        places.append(where + start)
+        directions.append(how)
+    return torch.cat(places), torch.cat(directions)
+
+
+def _apply(owner: OwnedRows, rank: int, places: Tensor, directions: Tensor) -> None:
+    module, first = owner.module, owner.bounds[rank][0]
+    assert owner.flips is not None
+    owner.flips += places.numel()
+    whole = places + first * module.shape.in_features
+    wire_kernel(module.backend, "apply_flips_")(module.weight, module.shape, whole, directions)

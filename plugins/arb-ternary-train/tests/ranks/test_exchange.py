@@ -1,0 +1,114 @@
+"""Ranks that exchange votes end every step with the bytes of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.ternary.embedding import TernaryEmbedding
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.ranks.exchange import own_rows, share_votes
+from arb_ternary_train.ranks.ordered_sums import OrderedSums
+from arb_ternary_train.ranks.world import Alone, World
+from arb_ternary_votes.config import MomentumVotesConfig
+from arb_ternary_votes.momentum_votes import MomentumVotes
+from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.sign_votes import SignVotes
+
+PLACES, STEPS = 5, 4
+
+
+class Tied(nn.Module):
+    """A table that is looked up and multiplied with, a layer that only some micro-batches reach, and a bias."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = TernaryEmbedding(13, 40, vote_bits=bits, group_size=32)
+        self.middle = TernaryLinear(40, 40, vote_bits=bits, bias=True, group_size=32)
+        self.rare = TernaryLinear(40, 1, vote_bits=bits)
+
+    def forward(self, ids: torch.Tensor, *, rare: bool) -> torch.Tensor:
+        hidden = self.middle(self.table(ids)).relu()
+        if rare:
+            hidden = hidden + self.rare(hidden)
+        return self.table.multiply(hidden, "int8")
+
+
+def rule(name: str, model: nn.Module) -> TernaryOptimizer:
+    modules = dict(ternary_modules(model))
+    if name == "sign":
+        return SignVotes(modules, lr=4.0)
+    if name == "momentum":
+        return MomentumVotes(modules, MomentumVotesConfig(flip_rate=0.05))
+    return ScaledVotes(modules, lr=0.5)
+
+
+def trained(world: World, name: str, bits: int) -> tuple[dict[str, Any], list[Any], int]:
+    """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N, ..."""
+    model = Tied(bits)
+    optimizer = rule(name, model)
+    modules = [module for _, module in ternary_modules(model)]
+    for module in modules:
+        module.sum_votes()
+    if world.size > 1:
+        own_rows(model, world)
+        share_votes(optimizer, world)
+    told = []
+    for step in range(STEPS):
+        total = OrderedSums(world) if world.size > 1 else None
+        for first in range(0, PLACES, world.size):
+            place = first + world.rank
+            if place < PLACES:
+                for module in modules:
+                    module.begin_micro_batch(place)
+                ids = torch.randint(0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place))
+                logits = model(ids, rare=place in (1, 2))
+                (nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten()) / PLACES).backward()
+            if total is not None:
+                parts = [part for m in modules for part in (m.sums.stats, m.sums.magnitudes) if part is not None]
+                total.add_round(parts, place < PLACES)
+                for part in parts:
+                    part.zero_()
+            for module in modules:
+                module.end_micro_batch()
+        if total is not None:
+            sums = iter(total.finish())
+            for module in modules:
+                module.stats.copy_(next(sums))
+                if module.magnitudes is not None:
+                    module.magnitudes.copy_(next(sums))
+        told.append(optimizer.step())
+        optimizer.zero_grad()
+    sent = 0 if world.size == 1 else optimizer.exchange.sent_bytes
+    return model.state_dict(), told, sent
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "size"),
+    [
+        ("scaled", 8, 2),
+        ("scaled", 4, 3),
+        pytest.param("scaled", 2, 2, marks=pytest.mark.slow),
+        pytest.param("sign", 8, 3, marks=pytest.mark.slow),
+        ("sign", 2, 2),
+        pytest.param("sign", 4, 4, marks=pytest.mark.slow),
+        ("momentum", 4, 2),
+        pytest.param("momentum", 4, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> None:
+    wanted, steps, _ = trained(Alone(), name, bits)
+    assert sum(step.flips for step in steps) > 0
+    for state, told, sent in on_ranks(size, trained, name, bits):
+        assert told == steps
+        assert sent > 0
+        assert state.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert torch.equal(state[key], value), key
