@@ -38,7 +38,7 @@ class VoteLimits(NamedTuple):
         return self
 
     def largest_vote(self, *, shifts: bool) -> int:
-        """Of one cast, by shifts or by factors; a float32 sum of the limit and noise just below 1 rounds to the next."""
+        """Of one cast, by shifts or by factors: the limit and noise just below 1 add up to the next float32."""
         if shifts:
             return -(-self.vote_limit // 256)
         return math.floor(self.vote_limit / 256 + 0.5 + 2.0 ** -(self.noise_shift + 1))
