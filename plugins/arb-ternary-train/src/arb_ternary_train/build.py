@@ -55,18 +55,21 @@ class RunParts:
     vocabulary_size: int
 
 
-def build_parts(config: RunConfig, *, backend: str | None = None, vocabulary_size: int = 0) -> RunParts:
+def build_parts(
+    config: RunConfig, *, backend: str | None = None, vocabulary_size: int = 0, device: torch.device | None = None
+) -> RunParts:
     """Build the parts that ``config`` names. The global generators are seeded, so that the same config builds the same.
 
     Args:
         config: the resolved config.
         backend: what the command line asks for; None = what the environment or the config says.
         vocabulary_size: fewest ids of the model, of which the data may use a part only.
+        device: where the model is to be; None = where the config says.
 
     Raises:
         ArbError: a component cannot be built, does not keep its protocol, or cannot work here.
     """
-    device = resolve_device(config.device)
+    device = resolve_device(config.device) if device is None else device
     observers = build_observers(config)
     selection = select(
         request_backend(command_line=backend, config=configured_backend(config), device=device.type),

@@ -54,7 +54,7 @@ class Checkpointer:
         if self._saved is not None and self._saved[0] == self._changes:
             return self._saved[1]
         observed: dict[str, Any] = {}
-        context.observers.call(hookspecs.arb_checkpoint_save, context, observed)
+        context.tell(hookspecs.arb_checkpoint_save, context, observed)
         phase, structures = context.phase, list(context.structures)
         if phase is not None:
             structures.append(phase.structure() if isinstance(phase, ModelChangingPhase) else None)
@@ -70,9 +70,11 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        path = self.store.save(context.step, ModelState(context.model), state, self.identity)
-        self.mark_saved(path)
-        return path
+        path = context.world.from_main(
+            lambda: str(self.store.save(context.step, ModelState(context.model), state, self.identity))
+        )
+        self.mark_saved(Path(path))
+        return Path(path)
 
 
 def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 import torch
 from attrs import define, evolve, field
@@ -35,6 +36,9 @@ __all__ = ["TrainingContext", "default_evaluation_shape"]
 
 #: The evaluation at the end of a run covers at least so many predictions, however few the run was trained on.
 _LEAST_AT_END: Final = 16_384
+
+
+P = ParamSpec("P")
 
 
 class _EvaluationStopped(Exception):
@@ -149,8 +153,10 @@ class TrainingContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal or an observer asked the run to stop."""
-        return self.stop.requested
+        """Whether a signal or an observer asked the run to stop, on any rank: all ask at the same places."""
+        if reason := self.world.stop_reason(self.stop.reason):
+            self.stop.set(reason)
+        return bool(reason)
 
     def request_stop(self, reason: str) -> None:
         """Have the run save a checkpoint and end, as a signal would."""
@@ -187,7 +193,7 @@ class TrainingContext:
     def enter_phase(self, phase: Phase) -> None:
         """``phase`` is about to run."""
         self.phase = phase
-        self.observers.call(hookspecs.arb_phase_start, self, phase.name)
+        self.tell(hookspecs.arb_phase_start, self, phase.name)
 
     def leave_phase(self, phase: Phase, result: PhaseResult) -> None:
         """``phase`` has run."""
@@ -196,7 +202,27 @@ class TrainingContext:
         self.finished.append(result)
         self.phase = None
         self.mark_progress()
-        self.observers.call(hookspecs.arb_phase_end, self, phase.name)
+        self.tell(hookspecs.arb_phase_end, self, phase.name)
+
+    # --- what rank 0 does alone ---
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within a block this process acts alone: what it computes or asks concerns no other rank."""
+        world, self.world = self.world, Alone(self.device)
+        try:
+            yield
+        finally:
+            self.world = world
+
+    def tell(self, hook: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a hook of the run's observers, which only rank 0 has.
+
+        Raises:
+            ArbError: an observer failed; it is named.
+        """
+        with self.apart():
+            self.observers.call(hook, *args, **kwargs)
 
     # --- what happened ---
 
@@ -225,7 +251,7 @@ class TrainingContext:
         self.mark_progress()
         record = self.record("train", {**metrics, "tokens": self.tokens})
         speed = {"tokens_per_second": self.logbook.tokens_per_second, "time": time.time()}
-        self.observers.call(hookspecs.arb_step_end, self, self.step, {**record, **speed})
+        self.tell(hookspecs.arb_step_end, self, self.step, {**record, **speed})
         self.logbook.show_step(phase_step, metrics, log)
 
     def record_skip(self, what: str, value: float, micro_batch: int) -> None:
@@ -255,6 +281,7 @@ class TrainingContext:
                 device=self.device,
                 step=self.step,
                 after_batch=self._after_evaluated_batch,
+                world=self.world,
             )
         except _EvaluationStopped:
             self.stop_if_requested()
@@ -262,7 +289,7 @@ class TrainingContext:
         self.unfinished_evaluation = None
         self.mark_progress()
         record = self.record("validation", {"loss": result.loss, "tokens": result.tokens})
-        self.observers.call(hookspecs.arb_eval_end, self, self.step, record)
+        self.tell(hookspecs.arb_eval_end, self, self.step, record)
         self.note(f"step {self.step}: validation loss {result.loss:.4f} over {result.tokens:,} tokens")
         return result
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_train.protocols import TakesTime
+from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
 __all__ = ["Evaluation", "evaluate", "evaluation_mode", "masked_loss", "time_arguments"]
@@ -80,6 +82,7 @@ def evaluate(
     device: torch.device,
     step: int = 0,
     after_batch: Callable[[int], None] = lambda _: None,
+    world: World | None = None,
 ) -> Evaluation:
     """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all of them).
 
@@ -87,17 +90,30 @@ def evaluate(
     generators of their own that are the same each time. ``after_batch`` is called with the number of batches that are
     done; what it raises ends the evaluation.
 
+    The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that the outcome is to the
+    bit that of one process. Collective, ``after_batch`` too, which is called once a round.
+
     Raises:
         DataError: there is not one sample.
     """
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    world = Alone() if world is None else world
+    sums: list[tuple[float, int]] = []
+    done = 0
     context = MaskContext(step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(data.held_out(batch_size, block_size, batches)):
-            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
-            logits = model(masked.inputs, **time_arguments(model, masked))
-            counted_M = losses(logits, masked)[masked.loss_mask.flatten()]
-            total += counted_M.double().sum().cpu()
-            count += counted_M.numel()
-            after_batch(index + 1)
-    return Evaluation(loss=float(total) / max(1, count), tokens=count)
+            if index % world.size == world.rank:
+                masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
+                logits = model(masked.inputs, **time_arguments(model, masked))
+                counted_M = losses(logits, masked)[masked.loss_mask.flatten()]
+                sums.append((float(counted_M.double().sum()), counted_M.numel()))
+            done = index + 1
+            if done % world.size == 0:
+                after_batch(done)
+        if done % world.size:
+            after_batch(done)
+    total, count = 0.0, 0
+    for round_ in zip_longest(*world.gather(sums), fillvalue=(0.0, 0)):
+        for value, number in round_:
+            total, count = total + value, count + number
+    return Evaluation(loss=total / max(1, count), tokens=count)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from arb_ternary_train.metrics import MetricsWriter
+from arb_ternary_train.metrics import MetricsWriter, NoMetrics
 from arb_ternary_train.progress import Reporter
 
 __all__ = ["Logbook"]
@@ -25,13 +25,13 @@ class Logbook:
     """The metrics file, the screen and the clock of a run.
 
     Attributes:
-        metrics: the metrics file.
+        metrics: the metrics file; of rank 0, where several train together.
         reporter: the screen and the log file.
         train_tokens: predictions trained on by this process.
         train_seconds: how long that took, without evaluations and checkpoints.
     """
 
-    metrics: MetricsWriter
+    metrics: MetricsWriter | NoMetrics
     reporter: Reporter
     train_tokens: int = 0
     train_seconds: float = 0.0

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Self
 
 from arb_ternary.errors import ArbError
 
-__all__ = ["MetricsWriter", "read_metrics", "to_line"]
+__all__ = ["MetricsWriter", "NoMetrics", "read_metrics", "to_line"]
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -106,6 +106,17 @@ class MetricsWriter:
     def _byte(self, position: int) -> bytes:
         self._file.seek(position)
         return self._file.read(1)
+
+
+class NoMetrics:
+    """The metrics of a rank that writes none."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Rank 0 writes it."""
+
+    def sync(self) -> int:
+        """Rank 0 knows the length of the file."""
+        return 0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from arb_ternary import hookimpl
 from arb_ternary.specs import CommandSpec, DocumentSpec, OptimizerSpec, PhaseSpec, Spec
 from arb_ternary_train.openmp import VARIABLES
+from arb_ternary_train.ranks.environment import VARIABLES as RANK_VARIABLES
 from arb_ternary_train.specs import (
     CheckSpec,
     ExporterSpec,
@@ -163,7 +164,12 @@ def arb_register_trainers() -> Sequence[TrainerSpec]:
 def arb_register_commands() -> Sequence[CommandSpec]:
     return (
         CommandSpec(name="run", target="arb_ternary_train.cli.run:run", summary="Run the experiments of a manifest."),
-        CommandSpec(name="train", target="arb_ternary_train.cli.train:train", summary="Run a config's phases."),
+        CommandSpec(
+            name="train",
+            target="arb_ternary_train.cli.train:train",
+            variables=RANK_VARIABLES,
+            summary="Run a config's phases.",
+        ),
         CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(
             name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from arb_ternary.backends.select import use_backend
 from arb_ternary.config.errors import raise_faults
@@ -25,9 +25,15 @@ from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.identity import differences, run_identity
 from arb_ternary_train.init_from import load_weights, run_of
 from arb_ternary_train.logbook import Logbook
-from arb_ternary_train.metrics import MetricsWriter
-from arb_ternary_train.progress import LogFile, Reporter, make_reporter
+from arb_ternary_train.metrics import MetricsWriter, NoMetrics
+from arb_ternary_train.observers import RunObservers
+from arb_ternary_train.precision import resolve_device
+from arb_ternary_train.progress import LogFile, Reporter, Silent, make_reporter
 from arb_ternary_train.protocols import Attachments, Check, CheckResult, LeavesModel
+from arb_ternary_train.ranks.agreement import agree_on_run
+from arb_ternary_train.ranks.launch import joined
+from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_parts
+from arb_ternary_train.ranks.world import World
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
 from arb_ternary_train.signals import StopRequest
@@ -49,6 +55,7 @@ class RunRequest:
         backend: kernel backend, over what the environment and the config say.
         reporter: what a person sees; by default a progress bar on a terminal and plain lines elsewhere.
         faults: see ``CheckpointStore``.
+        world: the processes that train together, on the run's device; None = those that a launcher has started.
     """
 
     directory: Path | None = None
@@ -57,10 +64,11 @@ class RunRequest:
     backend: str | None = None
     reporter: Callable[[LogFile], Reporter] = make_reporter
     faults: Callable[[str], None] = no_fault
+    world: World | None = None
 
 
 def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
-    """Run ``config``; returns the report of the finished run.
+    """Run ``config``; returns the report of the finished run, the same on all ranks.
 
     Raises:
         Interrupted: SIGINT or SIGTERM came; a checkpoint has been saved.
@@ -83,25 +91,29 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         raise_faults(faults, {}, config.name)
     if request.resume is not None and request.init_from is not None:
         raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
-    files, named = _locate(config, request)
-    vocabulary_size = _vocabulary_of(files.path if files.exists() else request.init_from)
-    parts = build_parts(config, backend=request.backend, vocabulary_size=vocabulary_size)
-    identity = run_identity(config, parts.data)
-    if not files.exists():
-        _create(files, config, parts, request)
     with ExitStack() as stack:
-        stack.enter_context(files.locked())
+        world = stack.enter_context(joined(config.device)) if request.world is None else request.world
+        refuse_config(config, world)
+        request = _as_restarted(request, world)
+        files, named = _located(config, request, world)
+        exists = world.from_main(files.exists)
+        model_from = files.path if exists else request.init_from
+        size = world.from_main(lambda: _vocabulary_of(model_from))
+        parts = build_parts(config, backend=request.backend, vocabulary_size=size, device=world.device)
+        agree_on_run(world, config, parts)
+        refuse_parts(config, parts, world)
+        identity = run_identity(config, parts.data)
+        if not exists:
+            world.from_main(lambda: _create(files, config, parts, request))
+        world.from_main(lambda: stack.enter_context(files.locked()))
         store = CheckpointStore(files.checkpoints, keep=config.checkpoint.keep, faults=request.faults)
-        checkpoint = _checkpoint(store, request, named)
+        checkpoint = _checkpoint(store, request, named, world)
         if checkpoint is not None:
             _check_same_run(checkpoint, identity)
+            refuse_checkpoint(checkpoint, world)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
-        available = stack.enter_context(recorded_threads(files.record()))
-        log_file = LogFile(files.log_file)
-        stack.callback(log_file.close)
-        length, step = (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
-        metrics = stack.enter_context(MetricsWriter(files.metrics_file, resume_at=length, resume_step=step))
+        available = stack.enter_context(recorded_threads(world.from_main(files.record)))
         context = TrainingContext(
             config=config,
             device=parts.device,
@@ -109,18 +121,48 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             model=parts.model,
             data=parts.data,
             masking=parts.masking,
-            observers=parts.observers,
+            observers=parts.observers if world.is_main else RunObservers({}),
             stop=stack.enter_context(StopRequest()),
             files=files,
-            logbook=Logbook(metrics, request.reporter(log_file)),
+            logbook=stack.enter_context(_logbook(files, checkpoint, request, world)),
             checkpointer=Checkpointer(store, identity),
             threads_available=available,
+            world=world,
         )
-        context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}")
+        ranks = f", {world.size} ranks" if world.size > 1 else ""
+        context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}{ranks}")
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
         del checkpoint  # its optimizer state would stay in memory as long as the run
         yield context
+
+
+@contextmanager
+def _logbook(
+    files: RunDirectory, checkpoint: Checkpoint | None, request: RunRequest, world: World
+) -> Iterator[Logbook]:
+    """The run's log, screen and metrics; on other ranks than 0 those that write nothing."""
+    if not world.is_main:
+        yield Logbook(NoMetrics(), Silent())
+        return
+    length, step = (0, None) if checkpoint is None else (checkpoint.state["metrics_length"], checkpoint.step)
+    log_file = LogFile(files.log_file)
+    try:
+        with MetricsWriter(files.metrics_file, resume_at=length, resume_step=step) as metrics:
+            yield Logbook(metrics, request.reporter(log_file))
+    finally:
+        log_file.close()
+
+
+def _as_restarted(request: RunRequest, world: World) -> RunRequest:
+    """``request``; where a launcher has started the ranks anew, to go on with what they had begun."""
+    if not world.restarts:
+        return request
+    if begun := world.share(world.kept()):
+        return evolve(request, directory=Path(begun), resume="auto")
+    if request.directory is not None and request.resume is None:
+        return evolve(request, resume="auto")
+    return request
 
 
 def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: RunRequest) -> None:
@@ -128,7 +170,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
     record = {
         "name": config.name,
         "seed": config.seed,
-        "device": str(parts.device),
+        "device": str(resolve_device(config.device)),
         "backend": {"name": parts.backend.name, "source": parts.backend.source},
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": parts.vocabulary_size,
@@ -158,28 +200,41 @@ def _announce_end(context: TrainingContext) -> Iterator[None]:
         reporter.stop()
         status = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
         try:
-            context.observers.call(hookspecs.arb_run_end, context, status)
+            context.tell(hookspecs.arb_run_end, context, status)
         except ArbError as further:  # what ended the run matters more
             reporter.note(further.what)
         raise
     reporter.stop()
-    context.observers.call(hookspecs.arb_run_end, context, "finished")
+    context.tell(hookspecs.arb_run_end, context, "finished")
 
 
 def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: RunRequest) -> None:
     """Start at step 0, or where ``checkpoint`` was written."""
     if checkpoint is None:
         # Whatever a killed attempt left here before its first checkpoint does not count.
-        init_from = request.init_from or context.files.record().get("init_from")
+        init_from = request.init_from or context.world.from_main(context.files.record).get("init_from")
         if init_from is not None:
             loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=context.config.model)
             context.note(f"weights from {loaded}")
     else:
         restore_run(context, checkpoint)
-    context.observers.call(hookspecs.arb_run_start, context)
+    context.tell(hookspecs.arb_run_start, context)
     if checkpoint is not None:
-        context.observers.call(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
+        context.tell(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
         context.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
+
+
+def _located(config: RunConfig, request: RunRequest, world: World) -> tuple[RunDirectory, Path | None]:
+    """As :func:`_locate` on rank 0 says."""
+
+    def locate() -> tuple[str, str | None]:
+        files, named = _locate(config, request)
+        if named is None:  # until the checkpoints after a named one are set aside, a restart begins as this one
+            world.keep(str(files.path))
+        return str(files.path), None if named is None else str(named)
+
+    path, named = world.from_main(locate)
+    return RunDirectory(Path(path)), None if named is None else Path(named)
 
 
 def _locate(config: RunConfig, request: RunRequest) -> tuple[RunDirectory, Path | None]:
@@ -215,14 +270,26 @@ def _unused(path: Path) -> RunDirectory:
     return directory
 
 
-def _checkpoint(store: CheckpointStore, request: RunRequest, named: Path | None) -> Checkpoint | None:
+def _checkpoint(store: CheckpointStore, request: RunRequest, named: Path | None, world: World) -> Checkpoint | None:
+    """The checkpoint to go on from, if any; rank 0 chooses it, and sets others aside."""
     if request.resume is None:
         return None
-    if named is not None:
-        checkpoint = read_checkpoint(named)
-        store.set_aside_newer(named)
-        return checkpoint
-    return store.newest_good()[0]
+    read: list[Checkpoint] = []
+
+    def choose() -> str | None:
+        checkpoint = store.newest_good()[0] if named is None else read_checkpoint(named)
+        if checkpoint is None:
+            return None
+        if named is not None:
+            store.set_aside_newer(named)
+            world.keep(str(store.root.parent))
+        read.append(checkpoint)
+        return str(checkpoint.path)
+
+    path = world.from_main(choose)
+    if path is None or read:
+        return read[0] if read else None
+    return read_checkpoint(Path(path))
 
 
 def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
@@ -242,16 +309,22 @@ def _check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None
 
 
 def _finish(context: TrainingContext) -> RunReport:
-    """Evaluate, run the checks, write ``result.json``."""
+    """Evaluate; rank 0 runs the checks and writes ``result.json``."""
     options = context.config.phases[-1].options
     phases = [phase.options for phase in context.config.phases]
     untouched = all(isinstance(each, LeavesModel) and each.leaves_model for each in phases)
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
+    report: RunReport = context.world.from_main(lambda: _judge(context))
+    return report
+
+
+def _judge(context: TrainingContext) -> RunReport:
     results: list[tuple[str, CheckResult]] = []
     for choice in context.config.checks:
         check: Check = require_protocol(choice.build(), Check, choice)
-        result = check.check(context)
+        with context.apart():
+            result = check.check(context)
         results.append((choice.name, result))
         context.note(f"check {choice.name}: {result.verdict}: {result.summary}")
     report = make_report(context, results)

@@ -61,27 +61,31 @@ def settle_threads(context: TrainingContext, options: LoopOptions, key: str) -> 
     In this order: the config's ``threads``, what the run's record says, ``OMP_NUM_THREADS``, and by size what the
     model has work for, reduced to what is as fast in a few passes over held-out samples, which leave no trace. A run
     with ``deterministic: true`` times nothing. On an accelerator, and outside of a run directory, ``auto`` changes
-    nothing.
+    nothing. Rank 0 decides for all.
     """
-    config, files = context.config, context.files
-    if not files.exists() or (config.threads == "auto" and context.device.type != "cpu"):
+    config, files, world = context.config, context.files, context.world
+    if not world.from_main(files.exists) or (config.threads == "auto" and context.device.type != "cpu"):
         return
-    record = files.record()
+    record = world.from_main(files.record)
     loops = record["threads"]["loops"]
-    if config.threads != "auto":
-        count = config.threads
-    elif key in loops:
-        count = loops[key]
-    elif given([NUM_THREADS]):
-        count = context.threads_available
-    else:
-        count = fitting_threads(context.model, options.batch_size * options.block_size, context.threads_available)
-        if count > 1 and not config.deterministic:
-            count = _timed(context, options, count)
+    count = world.from_main(lambda: _number(context, options, loops.get(key)))
     torch.set_num_threads(count)
     if loops.get(key) != count or record["threads"]["last"] != count:
-        write_json(files.record_file, {**record, "threads": {"loops": {**loops, key: count}, "last": count}})
+        changed = {**record, "threads": {"loops": {**loops, key: count}, "last": count}}
+        world.from_main(lambda: write_json(files.record_file, changed))
         context.note(f"{key}: {count} of {context.threads_available} threads")
+
+
+def _number(context: TrainingContext, options: LoopOptions, recorded: int | None) -> int:
+    config = context.config
+    if config.threads != "auto":
+        return config.threads
+    if recorded is not None:
+        return recorded
+    if given([NUM_THREADS]):
+        return context.threads_available
+    count = fitting_threads(context.model, options.batch_size * options.block_size, context.threads_available)
+    return _timed(context, options, count) if count > 1 and not config.deterministic else count
 
 
 def _timed(context: TrainingContext, options: LoopOptions, threads: int) -> int:

@@ -53,10 +53,14 @@ def train(
     --steps, --batch-size, --preserve-state and --device say the same as -o does, and go before it.
     A signal (Ctrl-C) saves a checkpoint first; --resume continues from it, bit for bit. The first checkpoint that is
     damaged is passed over by `--resume auto` and refused by `--resume PATH`.
+
+    Under torchrun (torchrun --nproc_per_node N -m arb_ternary train CONFIG) N processes train together, and write what
+    one would.
     """
     wait_passively()
     from arb_ternary_train.cli.outcome import show_outcome
     from arb_ternary_train.loading import in_only_phase, load_config
+    from arb_ternary_train.ranks.launch import joined
     from arb_ternary_train.runner import RunRequest
     from arb_ternary_train.runner import train as run
 
@@ -65,5 +69,9 @@ def train(
     loaded = load_config(config, [*overrides, *common])
     if backend is None and loaded.origins["backend",].kind == "override":
         backend = loaded.config.backend  # -o is the command line too, and goes before the environment
-    report = run(loaded.config, RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend))
-    show_outcome(report, as_json=as_json)
+    with joined(loaded.config.device) as world:
+        request = RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend, world=world)
+        report = run(loaded.config, request)
+    if world.is_main:
+        show_outcome(report, as_json=as_json)
+    report.raise_failed_checks()

@@ -7,16 +7,30 @@ Methods that talk to the others are *collective*: every rank calls them, in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from arb_ternary.errors import ArbError
+from arb_ternary.errors import ArbError, Interrupted
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from arb_ternary_train.ranks.watch import Member, Watch
 
 __all__ = ["Alone", "Ranks", "World"]
+
+#: Seconds that a rank which has lost another waits for the reason.
+_FAREWELL: Final = 3.0
+#: In errors of gloo and nccl whose other end has gone.
+_LOST: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
 
 @runtime_checkable
@@ -28,6 +42,7 @@ class World(Protocol):
         size: how many there are.
         device: where this process computes.
         group: what collectives of ``torch.distributed`` take; None in one process.
+        restarts: how often the launcher has started the processes anew.
     """
 
     @property
@@ -41,6 +56,9 @@ class World(Protocol):
 
     @property
     def group(self) -> dist.ProcessGroup | None: ...
+
+    @property
+    def restarts(self) -> int: ...
 
     @property
     def is_main(self) -> bool:
@@ -79,8 +97,16 @@ class World(Protocol):
         """Wait until all ranks are here; ``what`` says where, for one who reads an error. Collective."""
         ...
 
+    def keep(self, text: str) -> None:
+        """Have :meth:`kept` return ``text`` also after the launcher has started the processes anew."""
+        ...
+
+    def kept(self) -> str:
+        """What was kept last, by an earlier attempt too; empty where nothing was, or where the launcher has gone."""
+        ...
+
     def close(self) -> None:
-        """Leave the others. They need not be there any more."""
+        """Leave, once all ranks have come to their end. Collective."""
         ...
 
 
@@ -92,6 +118,7 @@ class Alone:
     rank: int = 0
     size: int = 1
     group: dist.ProcessGroup | None = None
+    restarts: int = 0
     is_main: bool = True
 
     def share(self, value: Any) -> Any:
@@ -112,6 +139,12 @@ class Alone:
     def barrier(self, what: str) -> None:
         """There is nobody to wait for."""
 
+    def keep(self, text: str) -> None:
+        """Nobody starts this process anew."""
+
+    def kept(self) -> str:
+        return ""
+
     def close(self) -> None:
         """There is nobody to leave."""
 
@@ -121,24 +154,35 @@ class Ranks:
 
     Args:
         device: where this process computes; collectives of plain values go over the host in any case.
+        members: all of them, by rank.
+        restarts: how often the launcher has started them anew.
+        store: what outlives an attempt; None = nothing does.
+        farewells: where a rank says why it leaves; None = nowhere.
+        watch: gives this rank's signs of life until it leaves.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._doing = "start"
-
-    @property
-    def doing(self) -> str:
-        """The last place where this rank has waited for the others."""
-        return self._doing
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        members: Sequence[Member] = (),
+        restarts: int = 0,
+        store: Store | None = None,
+        farewells: Store | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._device, self._members, self._restarts = device, members, restarts
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._store, self._farewells, self._watch = store, farewells, watch
+        self._waiting = "start"
 
     @property
     def rank(self) -> int:
-        return dist.get_rank()
+        return self._rank
 
     @property
     def size(self) -> int:
-        return dist.get_world_size()
+        return self._size
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +191,10 @@ class Ranks:
     @property
     def group(self) -> dist.ProcessGroup | None:
         return dist.group.WORLD
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
 
     @property
     def is_main(self) -> bool:
@@ -193,22 +241,87 @@ class Ranks:
         return next(str(reason) for reason in self.gather(own) if reason)
 
     def barrier(self, what: str) -> None:
-        self._doing = what
+        self._waiting = what
         dist.all_reduce(torch.zeros(1, dtype=torch.int32))
 
+    def keep(self, text: str) -> None:
+        if self._store is not None:
+            self._store.set("kept", text)
+
+    def kept(self) -> str:
+        if self._store is None or not self._store.check(["kept"]):
+            return ""
+        return str(self._store.get("kept").decode())
+
     def close(self) -> None:
+        self.barrier("end")
+        self._end()
+
+    def leave(self, error: BaseException) -> ArbError | None:
+        """Leave because of ``error``; returns what to raise in its place, where another rank is behind it."""
+        if isinstance(error, Interrupted):
+            # All have agreed to stop. torchrun asks those again that end last.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with suppress(RuntimeError):  # rank 0 may have found something worse meanwhile
+                self.barrier("end")
+        cause = self._behind(error)
+        if cause is None and self._farewells is not None:
+            reason = error.what if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
+            self._farewells.set(f"left/{self.rank}", reason)
+        self._end()
+        return cause
+
+    def _behind(self, error: BaseException) -> ArbError | None:
+        """Who is behind ``error``, if it only says that the connection to another rank is lost."""
+        if not _is_loss(error):
+            return None
+        again = "Its own message says more. Start again with --resume; torchrun --max-restarts N does so itself."
+        until = time.monotonic() + _FAREWELL
+        while self._farewells is not None and time.monotonic() < until:
+            for member in self._members:
+                if self._farewells.check([key := f"left/{member.rank}"]):
+                    reason = self._farewells.get(key).decode()
+                    return ArbError(f"rank {self.rank}: {member} has ended: {reason}", again)
+            time.sleep(0.1)
+        first = str(error).partition("\n")[0]
+        return ArbError(
+            f"rank {self.rank}: another rank has ended without a word, after all had met at {self._waiting!r}: {first}",
+            again,
+        )
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         dist.destroy_process_group()
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether ``error`` is that of a collective whose other ends are gone."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
+    )
 
 
 def _as_told(what: str, hint: str, exit_code: int) -> ArbError:
     """An error that another rank has raised."""
-    error = ArbError(what, hint)
+    error = Interrupted(what, hint) if exit_code == Interrupted.exit_code else ArbError(what, hint)
     error.exit_code = exit_code
     return error
 
 
 def _by_value(values: list[Any]) -> list[str]:
-    """``rank 0, 2: 'a'`` for each different value."""
+    """``rank 0, 2: 'a'`` for each different value; of mappings only the keys that differ."""
+    if all(isinstance(value, Mapping) for value in values):
+        absent = "nothing"
+        keys = dict.fromkeys(key for value in values for key in value)
+        each = {key: [value.get(key, absent) for value in values] for key in keys}
+        return [
+            f"{key}: {line}"
+            for key, found in each.items()
+            if any(value != found[0] for value in found)
+            for line in _by_value(found)
+        ]
     holders: list[tuple[Any, list[int]]] = []
     for rank, value in enumerate(values):
         for known, ranks in holders:

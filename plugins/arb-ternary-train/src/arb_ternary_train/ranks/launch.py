@@ -1,0 +1,153 @@
+"""How processes that a launcher has started become the ranks of one run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary_train.precision import resolve_device
+from arb_ternary_train.ranks.environment import RANK_TIMEOUT, Place, place_in_environment
+from arb_ternary_train.ranks.watch import Member, Watch
+from arb_ternary_train.ranks.world import Alone, Ranks, World
+
+__all__ = ["device_for", "joined"]
+
+#: How long a collective may wait: a rank that is lost is found by its signs of life, and a save may take hours.
+_PATIENCE: Final = timedelta(days=7)
+#: How long to wait for all ranks at the start where no limit is set.
+_START: Final = timedelta(minutes=30)
+
+#: Worlds that this process has joined; each meets under a name of its own.
+_joined: list[str] = []
+
+
+@contextmanager
+def joined(device: str) -> Iterator[World]:
+    """The world that the launcher gave this process: :class:`Alone`, or :class:`Ranks` that have all arrived.
+
+    Args:
+        device: the config's; ``cuda`` becomes the GPU of the process's number on its machine.
+
+    Raises:
+        UsageProblem: the launcher's variables contradict each other.
+        ConfigError: several processes would share a device that they cannot share.
+        EnvironmentProblem: not all ranks have come within the time limit; it says which have not.
+    """
+    place = place_in_environment()
+    if place is None:
+        yield Alone(resolve_device(device))
+        return
+    world = _join(place, device_for(device, place))
+    try:
+        with _one_voice(world):
+            yield world
+    except BaseException as error:
+        if (cause := world.leave(error)) is not None:
+            raise cause from error
+        raise
+    world.close()
+
+
+@contextmanager
+def _one_voice(world: World) -> Iterator[None]:
+    """Only rank 0 says what all do alike; warnings come from every rank."""
+    logger = logging.getLogger("arb_ternary")
+    before = logger.level
+    if not world.is_main:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def device_for(name: str, place: Place) -> torch.device:
+    """The device of one of several processes.
+
+    Raises:
+        ConfigError: ``name`` is one that only one process can use.
+    """
+    if name == "cuda":
+        return resolve_device(f"cuda:{place.local_rank}")
+    if name != "cpu":
+        raise ConfigError(
+            f"device: {name}: {place.size} processes train together, and each needs a device of its own",
+            "Use device: cuda (each process takes the GPU of its number) or cpu.",
+        )
+    return resolve_device(name)
+
+
+def _join(place: Place, device: torch.device) -> Ranks:
+    limit = RANK_TIMEOUT.integer()
+    patience = timedelta(seconds=limit) if limit else _START
+    root = _root_store(place, patience)
+    # An elastic restart finds the keys of the attempt before it in the launcher's store, the addresses among them.
+    name = f"arb{place.restarts}.{place.size}.{len(_joined)}"
+    _joined.append(name)
+    store = PrefixStore(name, root)
+    members = _roll_call(store, place, patience)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.size, timeout=_PATIENCE
+    )
+    watch = None
+    if limit:
+        owner = "torchrun" if place.hosted_by_launcher else str(members[0])
+        meeting = f"the place to meet at {place.address}:{place.port} ({owner})"
+        signs = PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
+        watch = Watch(signs, members, place.rank, limit, meeting)
+    return Ranks(
+        device,
+        members=members,
+        restarts=place.restarts,
+        store=root,
+        farewells=PrefixStore(name, root),
+        watch=watch,
+    )
+
+
+@cache
+def _root_store(place: Place, patience: timedelta) -> Store:
+    try:
+        return TCPStore(
+            place.address,
+            place.port,
+            place.size,
+            is_master=place.rank == 0 and not place.hosted_by_launcher,
+            timeout=patience,
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise EnvironmentProblem(
+            f"rank {place.rank}: no connection to {place.address}:{place.port}, where the ranks meet: {error}",
+            "MASTER_ADDR is the machine of rank 0, and MASTER_PORT a port that is free there.",
+        ) from error
+
+
+def _roll_call(store: Store, place: Place, patience: timedelta) -> list[Member]:
+    """All ranks, once each has said where it is."""
+    keys = [f"here/{rank}" for rank in range(place.size)]
+    store.set(keys[place.rank], json.dumps([socket.gethostname(), os.getpid()]))
+    try:
+        store.wait(keys, patience)
+    except RuntimeError as error:
+        absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        raise EnvironmentProblem(
+            f"rank {', '.join(absent)}: not here after {patience.total_seconds():g} s, of {place.size} ranks",
+            "Start all of them, or look why they ended; ARB_TERNARY_RANK_TIMEOUT says how long the others wait.",
+        ) from error
+    return [Member(rank, *json.loads(store.get(key))) for rank, key in enumerate(keys)]

@@ -1,0 +1,107 @@
+"""What several ranks refuse, each by its name, before there is a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary_train.build import RunParts, build_parts
+from arb_ternary_train.checkpoint import Checkpoint
+from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_optimizer, refuse_parts
+from arb_ternary_train.ranks.world import Alone
+
+TWO = Alone(size=2)
+FOUR_MICRO_BATCHES = "phases.0.gradient_accumulation_steps=4"
+
+
+def refused(tiny: Any, *overrides: str, world: Alone = TWO) -> str:
+    with pytest.raises(ConfigError, match="cannot train this run") as caught:
+        refuse_config(tiny.config(*overrides), world)
+    return caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("phases.0.gradient_accumulation_steps=1",), "phases.0.gradient_accumulation_steps: 1 of all ranks"),
+        ((FOUR_MICRO_BATCHES, "phases.0.preserve_state=true"), "phases.0.preserve_state: "),
+        (
+            (FOUR_MICRO_BATCHES, "model.float_parts=[norms]", "model.embedding_scale_rule=correlation"),
+            "model.embedding_scale_rule: 'correlation'",
+        ),
+    ],
+    ids=["too few micro-batches", "preserve_state", "correlation"],
+)
+def test_an_option_that_needs_one_process_is_refused_by_its_name(
+    tiny: Any, overrides: tuple[str, ...], named: str
+) -> None:
+    assert named in refused(tiny, *overrides)
+    refuse_config(tiny.config(*overrides), Alone())
+
+
+def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
+    config = tiny.config(FOUR_MICRO_BATCHES, "device=cuda", "phases.0.use_amp=true", "phases.0.amp_dtype=bfloat16")
+    refuse_config(config, TWO)
+    object.__setattr__(config.phases[0].options, "amp_dtype", "float16")
+    with pytest.raises(ConfigError, match=r"phases\.0\.amp_dtype: the scale of the loss"):
+        refuse_config(config, TWO)
+
+
+def test_everything_is_refused_at_once(tiny: Any) -> None:
+    what = refused(tiny, "phases.0.preserve_state=true")
+    assert "phases.0.preserve_state" in what
+    assert "phases.0.gradient_accumulation_steps" in what
+
+
+def test_as_many_ranks_as_micro_batches_are_enough(tiny: Any) -> None:
+    refuse_config(tiny.config(FOUR_MICRO_BATCHES), Alone(size=4))
+    assert "use 5 or more" in refused(tiny, FOUR_MICRO_BATCHES, world=Alone(size=5))
+
+
+def parts_of(config: Any, model: nn.Module | None = None) -> RunParts:
+    parts = build_parts(config)
+    if model is None:
+        return parts
+    return RunParts(
+        parts.device, parts.backend, parts.data, parts.masking, parts.observers, model, parts.vocabulary_size
+    )
+
+
+def test_dropout_is_refused_by_the_name_of_its_module(tiny: Any) -> None:
+    config = tiny.config(FOUR_MICRO_BATCHES)
+    dropping = nn.Sequential(build_parts(config).model, nn.Dropout(0.1))
+    with pytest.raises(ConfigError, match="model, 1: what is dropped"):
+        refuse_parts(config, parts_of(config, dropping), TWO)
+    refuse_parts(config, parts_of(config, nn.Sequential(build_parts(config).model, nn.Dropout(0.0))), TWO)
+    refuse_parts(config, parts_of(config, dropping), Alone())
+
+
+def test_a_rule_that_needs_all_rows_is_refused_by_its_name(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.config(FOUR_MICRO_BATCHES)
+    parts = parts_of(config)
+    refuse_parts(config, parts, TWO)
+    optimizer = config.optimizer.build(collect_trainable(parts.model))
+    rule = next(part for part in optimizer.parts.values() if hasattr(part, "votes_by_rows"))
+    refuse_optimizer(optimizer, TWO)
+    monkeypatch.setattr(type(rule), "votes_by_rows", False)
+    for refuse in (lambda: refuse_parts(config, parts, TWO), lambda: refuse_optimizer(optimizer, TWO)):
+        with pytest.raises(ConfigError, match=f"optimizer {type(rule).__name__}: its rule needs"):
+            refuse()
+    refuse_optimizer(optimizer, Alone())
+
+
+@pytest.mark.parametrize(("accumulated", "refused"), [(0, False), (3, True)])
+def test_a_checkpoint_within_a_step_is_refused(accumulated: int, refused: bool) -> None:
+    loop = {"in_flight": {"accumulated": accumulated, "losses": []}, "step": 4}
+    checkpoint = Checkpoint(Path("run/checkpoints/step-00000004"), 4, {}, {}, {"phase": {"loop": loop}})
+    refuse_checkpoint(checkpoint, Alone())
+    if refused:
+        with pytest.raises(CheckpointError, match="step-00000004: it was written between two micro-batches"):
+            refuse_checkpoint(checkpoint, TWO)
+    else:
+        refuse_checkpoint(checkpoint, TWO)

@@ -1,0 +1,66 @@
+"""Components of plugins that several ranks refuse, each by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.errors import ConfigError
+from arb_ternary_train.build import build_parts
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.ranks.refusals import refuse_config, refuse_parts
+from arb_ternary_train.ranks.world import Alone
+
+CONFIG = """
+data: {{name: text, path: {text}, tokenizer: characters}}
+model: {{name: decoder, width: 16, layers: 1, heads: 2, max_length: 8, group_size: 32}}
+optimizer: {{name: sign_votes, accum_threshold: 2}}
+phases: [{{name: standard, steps: 2, batch_size: 2, block_size: 8, gradient_accumulation_steps: 4}}]
+"""
+
+DQT = "optimizer={name: split, ternary: {name: dqt, lr: 0.001}, float: adamw}"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    (tmp_path / "text.txt").write_text("to be or not to be that is the question " * 20)
+    (tmp_path / "run.yaml").write_text(CONFIG.format(text=tmp_path / "text.txt"))
+    return lambda *overrides: load_config(tmp_path / "run.yaml", overrides).config
+
+
+def refused(config: RunConfig) -> str:
+    refuse_config(config, Alone())
+    with pytest.raises(ConfigError, match="2 ranks cannot train this run") as caught:
+        refuse_config(config, Alone(size=2))
+    return caught.value.what
+
+
+def test_the_config_itself_is_not_refused(config: Any) -> None:
+    refuse_config(config(), Alone(size=2))
+    refuse_parts(config(), build_parts(config()), Alone(size=2))
+
+
+def test_a_wrapper_that_puts_steps_off(config: Any) -> None:
+    options = "optimizer={name: gqc.mht, inner: {name: sign_votes, accum_threshold: 2}}"
+    assert "optimizer 'gqc.mht': it puts steps off" in refused(config(options))
+
+
+def test_a_policy(config: Any) -> None:
+    assert "phases.0.policy: 'orchestrator' tries steps" in refused(
+        config("phases.0.policy={name: orchestrator, eval_horizon: 1}")
+    )
+
+
+def test_a_phase_without_a_training_loop(config: Any) -> None:
+    standard = "{name: standard, block_size: 8, gradient_accumulation_steps: 2}"
+    run = config(f"phases=[{standard}, {{name: load_teacher, teacher: here}}]")
+    assert "phases.1: 'load_teacher' has no training loop" in refused(run)
+
+
+def test_integer_weights_of_another_format(config: Any) -> None:
+    run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
+    with pytest.raises(ConfigError, match="integer weights of a format of their own"):
+        refuse_parts(run, build_parts(run), Alone(size=2))
