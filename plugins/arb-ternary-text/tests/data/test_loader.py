@@ -66,6 +66,31 @@ def test_any_number_of_workers_gives_the_same_batches(order):
     assert _take(_loader(3, order), 40) == alone
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_reads_what_it_draws_and_nothing_else(workers, monkeypatch):
+    whole, read = _take(_loader(), 20), []
+    original = loader_module.read_windows
+    monkeypatch.setattr(
+        loader_module,
+        "read_windows",
+        lambda stream, ids, size: read.append(ids.tolist()) or original(stream, ids, size),
+    )
+    with _loader(workers) as loader:
+        for step in range(4):  # five places a step, of which rank 1 of 2 has 1 and 3
+            loader.deal(1, 2, 5)
+            for skipped, place in ((1, 1), (1, 3)):
+                loader.skip(skipped)
+                batch = next(loader)
+                assert (batch.data.tolist(), batch.sample_ids.tolist()) == whole[5 * step + place]
+            loader.skip(1)
+            assert loader.state_dict()["cursor"] == 5 * (step + 1)
+        # Another that was not dealt is there all the same.
+        assert next(loader).sample_ids.tolist() == loader.sampler.batch(20).tolist()
+    numbers = {tuple(loader.sampler.batch(number).tolist()): number for number in range(60)}
+    assert sorted(numbers[tuple(ids)] % 5 for ids in read if numbers[tuple(ids)] < 20) == [1] * 4 + [3] * 4
+    assert {numbers[tuple(ids)] % 5 for ids in read if numbers[tuple(ids)] > 20} <= {1, 3}
+
+
 @settings(max_examples=15)
 @given(st.integers(0, 50), st.sampled_from([0, 1, 3]), st.sampled_from([0, 1, 3]), st.integers(1, 130))
 def test_a_resumed_loader_continues_the_uninterrupted_stream(stop, workers_before, workers_after, batch):

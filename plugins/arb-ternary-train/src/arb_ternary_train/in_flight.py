@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import nn
+from torch import Tensor, nn
 
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.step_sums import StepSums
 from arb_ternary_train.model_options import to_device
 
 __all__ = ["InFlight", "Outcome", "in_flight_state", "load_in_flight"]
@@ -70,10 +72,10 @@ class InFlight:
 
 def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
     """``in_flight`` and what its micro-batches have left in ``model``. The tensors are those in use."""
-    # Between steps the statistics of the gradients are zero, and of no interest.
-    modules = ternary_modules(model) if in_flight.losses else []
-    # Accumulators in no layout of a backend.
-    undo = {n: {**m.kept_votes, "votes": m.logical_votes(m.kept_votes["votes"])} for n, m in modules if m.kept_votes}
+    # Between steps statistics of gradients and sums of votes are zero, and of no interest.
+    modules = dict(ternary_modules(model)) if in_flight.losses else {}
+    undo = {name: {**kept, **_logical(module, kept)} for name, module in modules.items() if (kept := module.kept_votes)}
+    sums = {name: _sums(module.sums) for name, module in modules.items() if module.sums is not None}
     lost = in_flight.place != len(in_flight.losses)
     return {
         "accumulated": in_flight.accumulated,
@@ -81,8 +83,9 @@ def in_flight_state(model: nn.Module, in_flight: InFlight) -> dict[str, Any]:
         "tokens": list(in_flight.tokens),
         **({"cast": in_flight.cast, "place": in_flight.place} if lost else {}),
         "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
-        "statistics": {name: m.stats for name, m in modules},
-        "magnitudes": {name: m.magnitudes for name, m in modules if m.magnitudes is not None},
+        "statistics": {name: module.stats for name, module in modules.items()},
+        "magnitudes": {name: m.magnitudes for name, m in modules.items() if m.magnitudes is not None},
+        **({"sums": sums} if sums else {}),
         **({"undo": undo} if undo else {}),
     }
 
@@ -99,8 +102,27 @@ def load_in_flight(model: nn.Module, state: Mapping[str, Any], device: torch.dev
             module.magnitudes.copy_(state["magnitudes"][name])
         kept = state.get("undo", {}).get(name)
         if kept is not None:
-            kept = {**to_device(kept, device), "votes": module.packed_votes(kept["votes"])}
+            packed = {"votes": module.packed_votes(kept["votes"])} if "votes" in kept else {}
+            kept = {**to_device(kept, device), **packed}
         module.kept_votes = kept
+        if module.sums is not None:
+            module.sums.clear()
+            found = state.get("sums", {}).get(name, {})
+            module.sums.casts = found.get("casts", 0)
+            for part, tensor in module.sums.tensors().items():
+                if part in found:
+                    tensor.copy_(found[part])
     losses, accumulated = tuple(state["losses"]), state["accumulated"]
     cast, place = state.get("cast", accumulated), state.get("place", len(losses))
     return InFlight(accumulated, losses, tuple(state["tokens"]), cast, place)
+
+
+def _logical(module: TernaryModule, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Accumulators in no layout of a backend."""
+    return {"votes": module.logical_votes(kept["votes"])} if "votes" in kept else {}
+
+
+def _sums(sums: StepSums) -> dict[str, Any]:
+    """What votes have been summed to; all that is of one micro-batch only has been added up and is zero."""
+    votes = {"votes": sums.votes, "exponent_votes": sums.exponent_votes, "casts": sums.casts}
+    return {**votes, **({} if sums.bias is None else {"bias": sums.bias})}

@@ -37,6 +37,7 @@ from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState
+from arb_ternary_train.ranks.dealing import dealing_in
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_train.seeding import derive_seed, derived_generator, global_rng_state, restore_global_rng
 from arb_ternary_train.step_report import StepReport
@@ -69,6 +70,7 @@ class TrainingLoop:
         skipped: micro-batches without a finite loss.
         batches: where micro-batches come from.
         optimizer: what trains the model.
+        voters: the ternary modules that it trains by votes.
         optimizer_choice: what it was made from: the config's, or what a policy has put in its place.
         adjustment: what a policy has made of rates and clipping.
         policy: decides how the loop goes on; None = nothing does.
@@ -87,6 +89,7 @@ class TrainingLoop:
         settle_threads(context, options, key)
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
         self.adjustment = Adjustment()
+        self._dealing = dealing_in(context.world, options.gradient_accumulation_steps)
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._take_on(context.make_optimizer())
         request = BatchRequest(
@@ -134,6 +137,7 @@ class TrainingLoop:
             )
         self.optimizer = optimizer
         self._takes_loss_signal = takes_loss_signal(optimizer)
+        self.voters = self._dealing.adopt(self.model, optimizer)
         for _, module in ternary_modules(self.model):
             # A loss that is not finite casts no votes here, so that only what looks at gradients can have to undo them.
             module.undoable = self._scaler is not None or may_refuse(optimizer)
@@ -174,23 +178,28 @@ class TrainingLoop:
             self.context.record_skip(skip.what, skip.value, skip.micro_batch)
 
     def draw(self) -> Drawn:
-        """Train on one micro-batch, and tell nobody.
+        """Train on one micro-batch, or on a whole step where several ranks do so together, and tell nobody.
 
         Raises:
             Diverged: too many in a row had no finite loss.
         """
-        started, n = time.perf_counter(), self.options.gradient_accumulation_steps
+        started, before = time.perf_counter(), self.micro_batches
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
-        outcome = self.train_on(self._in_flight.place)
-        self._in_flight = self._in_flight.plus(outcome)
-        skips = () if outcome.finite else (self._skip("loss", outcome.loss),)
+        outcomes = self._dealing.train(self, self._in_flight.place)
+        self.context.mark_progress()
+        skips: tuple[Skip, ...] = ()
+        for number, outcome in enumerate(outcomes, before + 1):
+            self._in_flight = self._in_flight.plus(outcome)
+            if not outcome.finite:
+                skips = (*skips, self._skip("loss", outcome.loss, number, skips))
         drawn = Drawn(skips=skips)
-        if self._in_flight.accumulated == n:
+        if self._in_flight.accumulated == self.options.gradient_accumulation_steps:
             if self._in_flight.cast:
                 drawn = self._try_to_step(rates, skips)
             else:
                 self._in_flight = self._in_flight.attempted(dropped=True)
-        self.context.logbook.count_training(outcome.tokens, time.perf_counter() - started)
+        tokens = sum(outcome.tokens for outcome in outcomes)
+        self.context.logbook.count_training(tokens, time.perf_counter() - started)
         return drawn
 
     def train_on(self, place: int) -> Outcome:
@@ -200,12 +209,13 @@ class TrainingLoop:
         batch = next(self.batches)
         masked = self.mask(batch).to(self.context.device)
         self.micro_batches += 1
+        for module in self.voters:
+            module.begin_micro_batch(place)
         self.model.train()
         with self._autocast():
             output = self.predict(batch, masked)
         loss = self.loss(batch, masked, output)
         outcome = Outcome(float(loss.detach()), int(masked.loss_mask.sum()))
-        self.context.mark_progress()
         if not outcome.finite:
             reset_runtime_state(self.model)
             return outcome
@@ -270,7 +280,7 @@ class TrainingLoop:
         outcome = self._step_optimizer({"loss_signal": mean} if self._takes_loss_signal else {})
         if outcome.skipped:
             norm = math.nan if outcome.grad_norm is None else outcome.grad_norm
-            skips = (*skips, self._skip("gradient", norm, skips))
+            skips = (*skips, self._skip("gradient", norm, self.micro_batches, skips))
         if not outcome.stepped:
             self._in_flight = in_flight.attempted(dropped=outcome.skipped)
             return Drawn(skips=skips)
@@ -313,10 +323,10 @@ class TrainingLoop:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else None
 
-    def _skip(self, what: str, value: float, earlier: tuple[Skip, ...] = ()) -> Skip:
+    def _skip(self, what: str, value: float, micro_batch: int, earlier: tuple[Skip, ...]) -> Skip:
         self.skipped += 1
         self._skipped_in_a_row += 1
-        skip = Skip(what, value, self.micro_batches)
+        skip = Skip(what, value, micro_batch)
         if self._skipped_in_a_row >= self.options.max_skipped:
             raise Diverged(
                 f"step {self.context.step + 1}: {self._skipped_in_a_row} micro-batches in a row had no finite {what}; "

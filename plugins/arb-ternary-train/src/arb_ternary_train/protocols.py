@@ -197,6 +197,20 @@ class Baselines(Protocol):
 
 
 @runtime_checkable
+class DealtBatches(Protocol):
+    """``Batches`` of which one of several processes draws some and need not read the others.
+
+    Of batches without these methods all are drawn, and those of others dropped.
+    """
+
+    def deal(self, rank: int, size: int, places: int) -> None:
+        """Of every ``places`` batches from the next on, those at places ``j`` with ``j % size == rank`` are drawn."""
+
+    def skip(self, count: int) -> None:
+        """Go on as if the next ``count`` batches had been drawn."""
+
+
+@runtime_checkable
 class Attachments(Protocol):
     """A data source with what a trained model needs where the data is not at hand, such as names of its ids."""
 

@@ -66,6 +66,7 @@ class BatchLoader:
         self.pin_memory = pin_memory
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
+        self._dealt = (0, 0, 1, 1)  # number of a first batch, rank, ranks, places of a step
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -80,9 +81,11 @@ class BatchLoader:
         if self._closed:
             raise ValueError("the batch loader is closed")
         cursor = self.sampler.cursor
-        if self._executor is None:
+        if self._executor is None or not self._is_dealt(cursor):
             batch = self._read(self.sampler.batch(cursor))
         else:
+            while self._ahead and self._ahead[0][0] < cursor:
+                self._ahead.popleft()[1].cancel()
             if self._ahead and self._ahead[0][0] != cursor:
                 self._drop()
             self._fill(cursor)
@@ -91,6 +94,18 @@ class BatchLoader:
             self._fill(cursor + 1)
         self.sampler.cursor = cursor + 1
         return batch
+
+    def deal(self, rank: int, size: int, places: int) -> None:
+        """Read ahead only what one of several processes asks for.
+
+        Of every ``places`` batches from the next one on it asks for those at places ``j`` with ``j % size == rank``,
+        and passes over the others.
+        """
+        self._dealt = (self.sampler.cursor, rank, size, places)
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` batches; nothing of them is read."""
+        self.sampler.cursor += count
 
     @property
     def continues(self) -> bool:
@@ -120,11 +135,18 @@ class BatchLoader:
     ) -> None:
         self.close()
 
+    def _is_dealt(self, number: int) -> bool:
+        first, rank, size, places = self._dealt
+        return (number - first) % places % size == rank
+
     def _fill(self, cursor: int) -> None:
         """Have the batches from ``cursor`` on in flight. Indices are computed here, so that threads share no state."""
         assert self._executor is not None
-        for wanted in range(cursor + len(self._ahead), cursor + _AHEAD * self.workers):
-            self._ahead.append((wanted, self._executor.submit(self._read, self.sampler.batch(wanted))))
+        wanted = self._ahead[-1][0] + 1 if self._ahead else cursor
+        while len(self._ahead) < _AHEAD * self.workers:
+            if self._is_dealt(wanted):
+                self._ahead.append((wanted, self._executor.submit(self._read, self.sampler.batch(wanted))))
+            wanted += 1
 
     def _drop(self) -> None:
         for _, future in self._ahead:

@@ -1,0 +1,213 @@
+"""Which micro-batches of a step are whose, and how their parts become one step.
+
+A step has ``n`` micro-batches (``gradient_accumulation_steps``), at the places ``j = 0 .. n - 1``. In one process they
+come one after the other. Of ``N`` ranks rank ``r`` takes those with ``j % N == r`` and passes over the others; so the
+data, the masks and the hashes of a micro-batch do not depend on who takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary.optim.protocol import inner_optimizers
+from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.protocols.data import Batches
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.protocols import DealtBatches
+from arb_ternary_train.ranks.ordered_sums import OrderedSums
+from arb_ternary_train.ranks.world import World
+
+__all__ = ["Dealing", "Dealt", "Learner", "OneByOne", "dealing_in"]
+
+
+class Learner(Protocol):
+    """Who trains on a micro-batch: a training loop."""
+
+    model: nn.Module
+    batches: Batches
+    voters: Sequence[TernaryModule]
+    micro_batches: int
+
+    def train_on(self, place: int) -> Outcome:
+        """Train on the next micro-batch, which is at ``place`` among those of its step; its gradients are added."""
+
+
+class Dealing(Protocol):
+    """How the micro-batches of a step are dealt.
+
+    Attributes:
+        turn: micro-batches that :meth:`train` takes together.
+    """
+
+    @property
+    def turn(self) -> int: ...
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
+        """Prepare ``model`` and ``optimizer``, between two steps; the modules that learn by votes."""
+
+    def train(self, learner: Learner, place: int) -> list[Outcome]:
+        """Train on the next ``turn`` micro-batches, of which the first is at ``place``; what became of each of them.
+
+        Raises:
+            CheckpointError: a step is under way that these cannot go on with.
+        """
+
+
+class OneByOne:
+    """All micro-batches in one process, which can be stopped between any two of them."""
+
+    turn = 1
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
+        """See :class:`Dealing`. Votes of several micro-batches are summed, as those of several ranks are."""
+        return _sum_votes(model, optimizer, always=self._places > 1)
+
+    def train(self, learner: Learner, place: int) -> list[Outcome]:
+        """See :class:`Dealing`."""
+        outcome = learner.train_on(place)
+        for module in learner.voters:
+            module.end_micro_batch()
+        return [outcome]
+
+
+class Dealt:
+    """The ``places`` micro-batches of a step, each on the rank whose turn it is.
+
+    Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in the order of places;
+    after the last round every rank has those sums, as one process would. Votes are integers: an optimizer's exchange
+    adds them when it steps.
+    """
+
+    def __init__(self, world: World, places: int) -> None:
+        self.turn = places
+        self._world = world
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
+        """See :class:`Dealing`."""
+        return _sum_votes(model, optimizer, always=True)
+
+    def train(self, learner: Learner, place: int) -> list[Outcome]:
+        """See :class:`Dealing`."""
+        rank, size, places = self._world.rank, self._world.size, self.turn
+        if place % places:
+            raise CheckpointError(
+                f"the checkpoint was written by one process after {place} of the {places} micro-batches of a step, and "
+                "several ranks go on between steps only",
+                "Let one process go on to its next checkpoint, by the same command without torchrun, or resume from an "
+                "earlier one: --resume PATH.",
+            )
+        if isinstance(learner.batches, DealtBatches):
+            learner.batches.deal(rank, size, places)
+        sums, mine, done = OrderedSums(self._world), [], 0
+        for own in range(rank, rank + -(-places // size) * size, size):
+            trained = own < places
+            if trained:
+                _pass_over(learner, own - done)
+                mine.append(learner.train_on(own))
+                done = own + 1
+            self._add(sums, learner, trained and mine[-1].finite)
+        _pass_over(learner, places - done)
+        self._take(sums, learner)
+        return self._outcomes(mine)
+
+    def _add(self, sums: OrderedSums, learner: Learner, present: bool) -> None:
+        """Hand in what a micro-batch has left, and clear it."""
+        parameters = _learning(learner.model)
+        tensors = [p if p.grad is None else p.grad for p in parameters]
+        has = [p.grad is not None for p in parameters]
+        folds = [each for module in learner.voters for each, _ in _folds(module)]
+        sums.add_round([*tensors, *folds], [present and there for there in (*has, *[True] * len(folds))])
+        for parameter in parameters:
+            parameter.grad = None
+        for each in folds:
+            each.zero_()
+        for module in learner.voters:
+            module.end_micro_batch()
+
+    def _take(self, sums: OrderedSums, learner: Learner) -> None:
+        """Leave the sums where one process would have left them."""
+        parameters, totals, present = _learning(learner.model), sums.finish(), sums.present
+        for parameter, total, there in zip(parameters, totals, present, strict=False):
+            if there:
+                parameter.grad = total
+        folded = [into for module in learner.voters for _, into in _folds(module)]
+        for into, total in zip(folded, totals[len(parameters) :], strict=True):
+            into.add_(total)
+
+    def _outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
+        """Those of all ranks, by place."""
+        rounds = -(-self.turn // self._world.size)
+        own = torch.zeros(rounds, 2, dtype=torch.float64)
+        for index, outcome in enumerate(mine):
+            own[index] = torch.tensor([outcome.loss, outcome.tokens], dtype=torch.float64)
+        own = own.to(self._world.device)
+        found = own.new_empty(self._world.size * rounds, 2)
+        dist.all_gather_into_tensor(found, own, group=self._world.group)
+        rows = found.view(self._world.size, rounds, 2).transpose(0, 1).reshape(-1, 2)[: self.turn].tolist()
+        return [Outcome(loss, int(tokens)) for loss, tokens in rows]
+
+
+def dealing_in(world: World, places: int) -> Dealing:
+    """How the ``places`` micro-batches of a step are dealt in ``world``.
+
+    Raises:
+        ConfigError: there are more ranks than micro-batches.
+    """
+    if world.size == 1:
+        return OneByOne(places)
+    if world.size > places:
+        raise ConfigError(
+            f"gradient_accumulation_steps: a step has {places} micro-batches, and there are {world.size} ranks, each "
+            "of which takes one at least",
+            f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or more, with as much "
+            "smaller a batch_size: it counts the micro-batches of all ranks together.",
+        )
+    return Dealt(world, places)
+
+
+def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[TernaryModule]:
+    """Have votes summed over a step where that is asked for, or a rule needs it; the modules that ``optimizer`` trains.
+
+    Modules that nothing trains keep no memory for it.
+    """
+    rules = [each for each in inner_optimizers(optimizer) if isinstance(each, TernaryOptimizer)]
+    voters = {module: always or getattr(rule, "sums_votes", False) for rule in rules for module in rule.modules}
+    for _, module in ternary_modules(model):
+        module.sum_votes(voters.get(module, False))
+    return [*voters]
+
+
+def _pass_over(learner: Learner, count: int) -> None:
+    """Go on as if the next ``count`` micro-batches had been trained on."""
+    learner.micro_batches += count
+    if isinstance(learner.batches, DealtBatches):
+        learner.batches.skip(count)
+    else:
+        for _ in range(count):
+            next(learner.batches)
+
+
+def _learning(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _folds(module: TernaryModule) -> list[tuple[Tensor, Tensor]]:
+    """What a module sums in float, of the micro-batch under way and of the step."""
+    sums = module.sums
+    assert sums is not None
+    found = [(sums.stats, module.stats)]
+    if sums.magnitudes is not None and module.magnitudes is not None:
+        found.append((sums.magnitudes, module.magnitudes))
+    return found

@@ -1,0 +1,146 @@
+"""Micro-batches dealt to ranks leave what one process leaves: gradients, statistics, outcomes, a place in the data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arb_ternary import TernaryLinear
+from arb_ternary.backends.vote_state import VoteLimits
+from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.in_flight import Outcome
+from arb_ternary_train.ranks.dealing import Dealt, OneByOne, dealing_in
+from arb_ternary_train.ranks.world import Alone, World
+from arb_ternary_votes.scaled_votes import ScaledVotes
+
+PLACES = 5
+
+
+class Numbers:
+    """Batches that are their own number."""
+
+    continues = False
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.read: list[int] = []
+
+    def __next__(self) -> int:
+        self.read.append(self.cursor)
+        self.cursor += 1
+        return self.cursor - 1
+
+
+class Skipping(Numbers):
+    """As text is: what is passed over is not read."""
+
+    dealt: tuple[int, ...] = ()
+
+    def deal(self, rank: int, size: int, places: int) -> None:
+        self.dealt = (rank, size, places)
+
+    def skip(self, count: int) -> None:
+        self.cursor += count
+
+
+class Learner:
+    """A float layer before a ternary one, and a parameter that some micro-batches leave alone."""
+
+    def __init__(self, batches: Any) -> None:
+        torch.manual_seed(0)
+        table = TernaryLinear(16, 3, group_size=32)
+        self.model: Any = nn.ModuleDict({"first": nn.Linear(6, 16), "table": table, "last": nn.Linear(3, 3)})
+        self.optimizer = ScaledVotes({"table": table})
+        table.vote_scale.fill_(100.0)
+        table.limits = VoteLimits(vote_limit=16 * 256)
+        self.batches, self.micro_batches = batches, 0
+        self.voters: Any = ()
+        self.seen: list[tuple[int, int]] = []
+
+    def train_on(self, place: int) -> Outcome:
+        number = next(self.batches)
+        self.micro_batches += 1
+        self.seen.append((place, number))
+        for module in self.voters:
+            module.begin_micro_batch(place)
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number)) * 10.0 ** (number % 7 - 3)
+        y = self.model["table"](self.model["first"](x))
+        loss = (self.model["last"](y) if number % 3 else y).square().mean()
+        if number == 2:
+            return Outcome(math.inf, 1)
+        loss.backward()
+        return Outcome(float(loss.detach()), number)
+
+
+def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
+    """What two steps of five micro-batches leave behind, each before votes are shared."""
+    learner, left = Learner(batches), []
+    learner.voters = dealing.adopt(learner.model, learner.optimizer)
+    for first in (0, PLACES):
+        outcomes: list[Outcome] = []
+        while len(outcomes) < PLACES:
+            outcomes += dealing.train(learner, len(outcomes))
+        table = learner.model["table"]
+        gradients: dict[str, Tensor | None] = {name: p.grad for name, p in learner.model.named_parameters()}
+        left.append(
+            {
+                "outcomes": [(outcome.loss, outcome.tokens) for outcome in outcomes],
+                "gradients": {name: None if g is None else g.clone() for name, g in gradients.items()},
+                "statistics": [table.stats.clone(), table.magnitudes.clone()],
+                "votes": table.sums.votes.clone(),
+                "casts": table.casts,
+                "counted": (batches.cursor, learner.micro_batches),
+                "seen": [each for each in learner.seen if each[1] >= first],
+            }
+        )
+        for p in learner.model.parameters():
+            p.grad = None
+        table.clear_stats()
+        table.sums.clear()
+    return left
+
+
+def dealt(world: World) -> Any:
+    skipping, plain = Skipping(), Numbers()
+    steps = two_steps(dealing_in(world, PLACES), skipping)
+    again = two_steps(dealing_in(world, PLACES), plain)
+    with pytest.raises(ConfigError, match=r"1 micro-batches, and there are 2 ranks") as few:
+        dealing_in(world, 1)
+    return steps, again[-1]["counted"], skipping.read, plain.read, skipping.dealt, few.value.hint
+
+
+def test_two_ranks_leave_what_one_process_leaves() -> None:
+    alone = two_steps(OneByOne(PLACES), Numbers())
+    assert alone[0]["casts"] == 4  # one loss of five is not finite
+    assert alone[0]["gradients"]["last.weight"] is not None
+    ranks = on_ranks(2, dealt)
+    for rank, (steps, counted, read, all_read, told, hint) in enumerate(ranks):
+        own = [place for place in range(PLACES) if place % 2 == rank]
+        assert read == [*own, *(PLACES + place for place in own)]
+        assert all_read == [*range(2 * PLACES)]  # what cannot be passed over is drawn and dropped
+        assert told == (rank, 2, PLACES)
+        assert "at most 1 ranks" in hint
+        for number, (step, whole) in enumerate(zip(steps, alone, strict=True)):
+            assert step["seen"] == [(place, number * PLACES + place) for place in own]
+            assert step["counted"] == counted if number else step["counted"] == (PLACES, PLACES)
+            assert step["outcomes"] == whole["outcomes"]
+            for name, gradient in whole["gradients"].items():
+                assert torch.equal(step["gradients"][name], gradient)
+            for mine, its in zip(step["statistics"], whole["statistics"], strict=True):
+                assert mine.numpy().tobytes() == its.numpy().tobytes()
+    # Votes are still apart: integers, whose sum is that of one process.
+    for number, whole in enumerate(alone):
+        assert whole["votes"].any()
+        both = [steps[number] for steps, *_ in ranks]
+        assert torch.equal(both[0]["votes"] + both[1]["votes"], whole["votes"])
+        assert both[0]["casts"] + both[1]["casts"] == whole["casts"]
+
+
+def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
+    with pytest.raises(CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"):
+        Dealt(Alone(), PLACES).train(Learner(Skipping()), 3)
