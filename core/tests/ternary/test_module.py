@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from arb_ternary import (
     TernaryConv1d,
@@ -21,7 +23,7 @@ from arb_ternary import (
     reset_runtime_state,
 )
 from arb_ternary.counters.hashing import SEED, STREAM
-from arb_ternary.errors import CheckpointError
+from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary.ternary.module import initial_trits
 
@@ -217,3 +219,23 @@ def test_half_precision_models_keep_integer_state_and_give_their_dtype() -> None
 def test_statistics_are_not_in_the_state_dict() -> None:
     layer = TernaryLinear(8, 3)
     assert not any(value.is_floating_point() for value in layer.state_dict().values())
+
+
+def test_votes_are_not_cast_inside_of_distributed_data_parallel(tmp_path: Path) -> None:
+    layer = TernaryLinear(8, 4)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), layer))
+        with pytest.raises(UsageProblem, match="rank 0's") as told:
+            model(torch.ones(2, 8))
+        assert "torchrun --nproc_per_node N -m arb_ternary train CONFIG" in told.value.hint
+        # Evaluated or frozen it casts none, and beside the wrapper nothing is changed.
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+        layer.frozen = True
+        model(torch.ones(2, 8)).sum().backward()
+        layer.frozen = False
+        layer(torch.ones(2, 8)).sum().backward()
+        assert layer.logical_votes().any()
+    finally:
+        torch.distributed.destroy_process_group()

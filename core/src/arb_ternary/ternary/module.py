@@ -11,6 +11,7 @@ from weakref import ReferenceType, WeakKeyDictionary
 import torch
 from attrs import evolve
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from arb_ternary.backends import ops
 from arb_ternary.backends.dispatch import check_vote_bits, kernel, pack_votes
@@ -18,7 +19,7 @@ from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.select import current_backend, get_backend, serves
 from arb_ternary.backends.vote_state import EXPONENT_RANGE, VoteState
 from arb_ternary.counters.hashing import new_control
-from arb_ternary.errors import CheckpointError, EnvironmentProblem
+from arb_ternary.errors import CheckpointError, EnvironmentProblem, UsageProblem
 from arb_ternary.ternary.encoding import decode_at_rest, encode_at_rest
 from arb_ternary.ternary.vote_memory import ScaleRule, VoteMemory
 
@@ -319,8 +320,19 @@ class TernaryModule(VoteMemory):
         return moved
 
     def vote_anchor(self) -> Tensor | None:
-        """The tensor that makes backward reach this module, or None when it casts no votes now."""
-        return None if self.frozen or not torch.is_grad_enabled() else self.anchor
+        """The tensor that makes backward reach this module, or None when it casts no votes now.
+
+        UsageProblem inside of torch's ``DistributedDataParallel``, which would put rank 0's votes in place of all.
+        """
+        if self.frozen or not torch.is_grad_enabled():
+            return None
+        if DistributedDataParallel._active_ddp_module is not None:
+            raise UsageProblem(
+                "DistributedDataParallel: it averages float gradients, and leaves the ternary modules within the votes "
+                "of their own rank, or overwrites them with rank 0's",
+                "Train by several processes with: torchrun --nproc_per_node N -m arb_ternary train CONFIG",
+            )
+        return self.anchor
 
     def voting_exponents(self) -> Tensor | None:
         """The accumulators of the exponents, or None when the exponents do not learn by residual votes."""
