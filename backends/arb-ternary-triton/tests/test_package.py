@@ -9,7 +9,15 @@ import sys
 import pytest
 import torch
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, OPTIONAL_OPS, REQUIRED_OPS
+from arb_ternary.backends.protocol import (
+    FUSED_VOTES,
+    NARROW_NOISE,
+    NARROW_VOTES,
+    OPTIONAL_OPS,
+    REQUIRED_OPS,
+    ROW_SHARDS,
+    WIRE_OPS,
+)
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_triton import arguments
@@ -36,8 +44,8 @@ def _forced(device: str) -> EnvironmentProblem:
 
 def test_every_op_is_its_own() -> None:
     backend = get_backend("triton")
-    assert set(backend.kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS}
-    assert backend.capabilities == {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES}
+    assert set(backend.kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS}
+    assert backend.capabilities == {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS}
     for op, kernel in backend.kernels.items():
         assert kernel.__module__.startswith("arb_ternary_triton"), op
 

@@ -17,9 +17,10 @@ from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_testing import BackendSuite
+from arb_ternary_train.ranks.wire import WIRE_KERNELS
 from arb_ternary_triton import backend
 from arb_ternary_triton.arguments import packed_columns, vote_columns
 from arb_ternary_triton.compiling import OPS, call_of, launches_of
@@ -78,7 +79,7 @@ class _Recorded:
     """The torch backend, whose results the suite is content with; each call is recorded as one of ours beside it."""
 
     name: str = "triton, recorded"
-    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
     kernels: dict[str, Callable[..., Any]] = field(factory=dict)
 
 
@@ -100,8 +101,10 @@ def _in_our_layout(name: str, value: Any, shape: WeightShape | None) -> Any:
         return value._replace(**copies)._replace(weight=_weight(value.shape), votes=_votes(value.shape))
     if not isinstance(value, Tensor):
         return value
-    if shape is not None and name in ("packed", "votes"):
-        return _weight(shape) if name == "packed" else _votes(shape)
+    if shape is not None and name in ("packed", "weight", "before", "after"):
+        return _weight(shape)
+    if shape is not None and name == "votes":
+        return _votes(shape)
     return value.clone()
 
 
@@ -124,5 +127,6 @@ def _recorded(ours: Callable[..., Any], wanted: Callable[..., Any]) -> Callable[
 @pytest.mark.slow
 class TestEveryLaunch(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        torch_kernels, ours = reference.build().kernels, backend.build().kernels
+        torch_kernels = {**reference.build().kernels, **WIRE_KERNELS}
+        ours = backend.build().kernels
         return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in ours})

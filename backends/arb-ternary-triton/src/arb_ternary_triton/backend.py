@@ -11,10 +11,17 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, KernelBackend, WeightShape
+from arb_ternary.backends.protocol import (
+    FUSED_VOTES,
+    NARROW_NOISE,
+    NARROW_VOTES,
+    ROW_SHARDS,
+    KernelBackend,
+    WeightShape,
+)
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem
-from arb_ternary_triton import casting, flips, layout, products, rows
+from arb_ternary_triton import casting, flips, layout, products, rows, wire
 from arb_ternary_triton.gpu import gpu_of
 from arb_ternary_triton.launch import INTERPRETED
 from arb_ternary_triton.tables import bucket_of, user_table
@@ -27,7 +34,7 @@ class TritonBackend:
     """The Triton backend, compiled or interpreted as Triton was imported."""
 
     name: str = "triton"
-    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES})
+    capabilities: frozenset[str] = frozenset({FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS})
     kernels: Mapping[str, Callable[..., object]] = field(factory=dict, repr=False)
 
     def compiled(self, op: str, rows: int, shape: WeightShape, integer: bool) -> dict[str, Any]:
@@ -66,7 +73,7 @@ class TritonBackend:
 
 
 def build() -> KernelBackend:
-    """The backend with every required and optional op."""
+    """The backend with every required and optional op, and those between ranks."""
     return TritonBackend(
         kernels={
             "pack": layout.pack,
@@ -86,5 +93,11 @@ def build() -> KernelBackend:
             "apply_votes": flips.apply_votes,
             "apply_scaled_votes": flips.apply_scaled_votes,
             "apply_exponent_votes": flips.apply_exponent_votes,
+            "digits_to_bytes": wire.digits_to_bytes,
+            "bytes_to_digits": wire.bytes_to_digits,
+            "add_digits_": wire.add_digits_,
+            "weight_rows": wire.weight_rows,
+            "flip_list": wire.flip_list,
+            "apply_flips_": wire.apply_flips_,
         }
     )

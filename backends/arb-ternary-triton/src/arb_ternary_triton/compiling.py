@@ -22,7 +22,7 @@ from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, VoteState, new_state
-from arb_ternary_triton import casting, flips, layout, products, rows
+from arb_ternary_triton import casting, flips, layout, products, rows, wire
 from arb_ternary_triton.arguments import packed_columns
 from arb_ternary_triton.gpu import KNOWN
 from arb_ternary_triton.launch import INTERPRETED, Launch, recording
@@ -185,6 +185,17 @@ def _small() -> object:
     return layout.unpack(packed, _SHAPE)
 
 
+def _wire() -> object:
+    """What travels between ranks."""
+    packed, _ = _weight(_SHAPE)
+    for base in (3, 5, 15, 255):
+        digits = wire.digits_to_bytes(torch.zeros(_SIZE, dtype=torch.int16), base)
+        wire.add_digits_(torch.zeros(_SIZE, dtype=torch.int32), digits, base)
+        wire.bytes_to_digits(digits, _SIZE, base)
+    wire.apply_flips_(packed, _SHAPE, torch.arange(8), torch.ones(8, dtype=torch.int8))
+    return wire.flip_list(packed, packed, _SHAPE)
+
+
 def call_of(op: str, terms: int, shape: WeightShape, integer: bool) -> Callable[[], object]:
     """A call of an op on a shape, with operands of int8 or bfloat16, for :func:`compile_call`; see :data:`OPS`."""
     dtype = torch.int8 if integer else torch.bfloat16
@@ -255,6 +266,7 @@ OTHERS: Final[dict[str, Callable[[], object]]] = {
     "accumulators of 4 bits": _narrow(4),
     "accumulators of 2 bits": _narrow(2),
     "layout, exponents, gradients": _small,
+    "votes and flips between ranks": _wire,
 }
 
 

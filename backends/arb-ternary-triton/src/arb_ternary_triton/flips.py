@@ -47,6 +47,7 @@ def _flip(
         leak,
         decay,
         *keys[:2],
+        state.first_row,
         CARRY=carry,
         LEAK=leak > 0,
         DECAY=decay > 0,
@@ -69,7 +70,7 @@ def apply_scaled_votes(state: VoteState, threshold: int, decay: int, carry: bool
     keys = (0, 0, False)
     if decay:
         seed, step, stream = state.draw()
-        keys = hash_keys(seed, step, stream + USE_DECAY, state.sizes[0] * state.sizes[1])
+        keys = hash_keys(seed, step, stream + USE_DECAY, (state.first_row + state.sizes[0]) * state.sizes[1])
     return _flip(state, threshold, decay=decay, carry=carry, keys=keys)
 
 

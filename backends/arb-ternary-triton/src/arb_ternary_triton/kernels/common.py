@@ -7,6 +7,7 @@ import triton.language as tl
 
 __all__ = [
     "BLOCK",
+    "LANES",
     "draw",
     "floor_of",
     "load_trits",

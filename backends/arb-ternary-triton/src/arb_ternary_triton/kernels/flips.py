@@ -17,9 +17,10 @@ def _leaked(a, leak):
     return tl.where(a < 0, -size, size)
 
 
-@triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key"])
+@triton.jit(do_not_specialize=["threshold", "leak", "decay", "key", "next_key", "first_row"])
 def flip_kernel(
     packed, votes, flips, rows, columns, row_bytes, vote_width, threshold, leak, decay, key, next_key,
+    first_row,
     CARRY: tl.constexpr, LEAK: tl.constexpr, DECAY: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +49,7 @@ def flip_kernel(
     if LEAK:
         a = _leaked(a, leak)
     if DECAY:
-        bits = draw_at(row_R[:, None], column_C[None, :], columns, key, next_key, WIDE)
+        bits = draw_at((first_row + row_R)[:, None], column_C[None, :], columns, key, next_key, WIDE)
         a = _leaked(a, (tl.abs(a) * decay + (bits & 0xFFFF).to(tl.int32)) >> 16)
     if LEAK or DECAY or crossings > 0:
         store_votes(votes, a, row_R, first, in_rows, columns, vote_width, BITS)

@@ -1,0 +1,131 @@
+"""What travels between ranks: votes as digits of bytes, trits that have moved."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from arb_ternary_triton.kernels.common import BLOCK, LANES, load_trits
+
+__all__ = [
+    "add_digits_kernel",
+    "apply_flips_kernel",
+    "check_flips_kernel",
+    "count_flips_kernel",
+    "list_flips_kernel",
+    "pack_digits_kernel",
+]
+
+
+@triton.jit
+def pack_digits_kernel(
+    values, packed, count, width,
+    BASE: tl.constexpr, DIGITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Byte ``i`` from the values ``i``, ``i + width``, ..., least significant first; those that are missing are 0."""
+    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < width
+    byte = tl.zeros([CHUNK], dtype=tl.int32)
+    for above in tl.static_range(DIGITS):
+        place = index_C + (DIGITS - 1 - above) * tl.cast(width, tl.int64)
+        value = tl.load(values + place, mask=inside & (place < count), other=0).to(tl.int32)
+        byte = byte * BASE + value + BASE // 2
+    tl.store(packed + index_C, byte.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def add_digits_kernel(
+    packed, total, count, width,
+    BASE: tl.constexpr, DIGITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """``total += values``, where bytes hold them as :func:`pack_digits_kernel` packs them."""
+    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < width
+    rest = tl.load(packed + index_C, mask=inside, other=0).to(tl.int32)
+    for below in tl.static_range(DIGITS):
+        place = index_C + below * tl.cast(width, tl.int64)
+        there = inside & (place < count)
+        held = tl.load(total + place, mask=there, other=0)
+        summed = held.to(tl.int32) + rest % BASE - BASE // 2
+        tl.store(total + place, summed.to(held.dtype), mask=there)
+        rest = rest // BASE
+
+
+@triton.jit
+def _moved(before, after, rows, row_bytes, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a tile: its rows and columns, and by how much its trits differ, int32 ``[R, C]``; padding does not."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_rows = row_R < rows
+    old = load_trits(before, row_R, column_C, in_rows, row_bytes)
+    return row_R, column_C, load_trits(after, row_R, column_C, in_rows, row_bytes) - old
+
+
+@triton.jit
+def count_flips_kernel(
+    before, after, counts, rows, row_bytes, tiles,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Trits of each row of each tile in which two packed weights differ: int64 ``[rows, tiles]``."""
+    row_R, _, moved = _moved(before, after, rows, row_bytes, ROWS, COLUMNS)
+    count_R = tl.sum((moved != 0).to(tl.int32), axis=1)
+    place = row_R.to(tl.int64) * tiles + tl.program_id(1)
+    tl.store(counts + place, count_R.to(tl.int64), mask=row_R < rows)
+
+
+@triton.jit
+def list_flips_kernel(
+    before, after, ends, places, directions, rows, columns, row_bytes, tiles,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Their places and directions; ``ends`` are the running sums of the counts."""
+    row_R, column_C, moved = _moved(before, after, rows, row_bytes, ROWS, COLUMNS)
+    flipped = moved != 0
+    count_R = tl.sum(flipped.to(tl.int32), axis=1)
+    if tl.sum(count_R, axis=0) > 0:
+        own = row_R.to(tl.int64) * tiles + tl.program_id(1)
+        first_R = tl.load(ends + own, mask=row_R < rows, other=0) - count_R
+        at = first_R[:, None] + tl.cumsum(flipped.to(tl.int32), axis=1) - 1
+        place = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
+        tl.store(places + at, place, mask=flipped)
+        tl.store(directions + at, moved.to(tl.int8), mask=flipped)
+
+
+@triton.jit
+def _word_of(place, columns, row_bytes):
+    """Where the code of a place is: its 32-bit word, and the shift in it."""
+    row, column = place // columns, (place % columns).to(tl.int32)
+    byte = column // BLOCK * LANES + column % LANES
+    return row * (row_bytes // 4) + byte // 4, byte % 4 * 8 + column // LANES % 4 * 2
+
+
+@triton.jit
+def check_flips_kernel(
+    words, places, directions, faults, count, rows, columns, row_bytes,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Counts flips that are outside the weight, and those that lead outside -1..1: int32 ``[2]``."""
+    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < count
+    place = tl.load(places + index_C, mask=inside, other=0)
+    direction = tl.load(directions + index_C, mask=inside, other=0).to(tl.int32)
+    here = (place >= 0) & (place < tl.cast(rows, tl.int64) * columns)
+    word, shift = _word_of(tl.where(here, place, 0), columns, row_bytes)
+    wanted = ((tl.load(words + word, mask=inside & here, other=0) >> shift) & 3) + direction
+    beyond = inside & here & ((wanted < 0) | (wanted > 2))
+    tl.atomic_add(faults, tl.sum((inside & ~here).to(tl.int32), axis=0))
+    tl.atomic_add(faults + 1, tl.sum(beyond.to(tl.int32), axis=0))
+
+
+@triton.jit
+def apply_flips_kernel(
+    words, places, directions, count, columns, row_bytes,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds each direction to its code. No code leaves its two bits, so additions to one word commute."""
+    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < count
+    place = tl.load(places + index_C, mask=inside, other=0)
+    direction = tl.load(directions + index_C, mask=inside, other=0).to(tl.int32)
+    word, shift = _word_of(place, columns, row_bytes)
+    tl.atomic_add(words + word, direction << shift, mask=inside)
