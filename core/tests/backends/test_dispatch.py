@@ -191,16 +191,16 @@ def test_a_kernel_without_a_needed_capability_does_not_serve(backend: Wide, monk
 def test_votes_of_some_rows_go_to_a_kernel_that_knows_which(backend: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     def own(*_arguments: object) -> None: ...
 
-    made = evolve(backend, kernels={**backend.kernels, "apply_votes": own, "apply_scaled_votes": own})
+    made = evolve(backend, kernels={**backend.kernels, "apply_scaled_votes": own})
     monkeypatch.setattr("arb_ternary.backends.dispatch.get_backend", lambda _: made)
+    op = "apply_scaled_votes"
+    assert dispatch.kernel("wide", op) is own
     theirs, ours = (state._replace(first_row=3) for state in states(backend, 8))
-    assert dispatch.apply_kernel(theirs._replace(first_row=0), "apply_scaled_votes") is own
-    assert dispatch.apply_kernel(theirs, "apply_votes") is own  # sign votes are the same in every row
-    assert int(dispatch.apply_kernel(theirs, "apply_scaled_votes")(theirs, 1, 3000, True)) > 0
+    assert int(dispatch.kernel("wide", op, ROW_SHARDS)(theirs, 1, 3000, True)) > 0
     reference_scaled_votes.apply_scaled_votes(ours, 1, 3000, True)
     assert_same(backend, theirs, ours)
     made = evolve(made, capabilities=frozenset({ROW_SHARDS}))
-    assert dispatch.apply_kernel(theirs, "apply_scaled_votes") is own
+    assert dispatch.kernel("wide", op, ROW_SHARDS) is own
 
 
 def test_narrow_votes_need_a_backend_that_has_them(backend: Wide) -> None:

@@ -8,14 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from arb_ternary.backends import reference
-from arb_ternary.backends.protocol import (
-    NARROW_NOISE,
-    NARROW_VOTES,
-    OPTIONAL_OPS,
-    ROW_SHARDS,
-    KernelBackend,
-    WeightShape,
-)
+from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, OPTIONAL_OPS, KernelBackend, WeightShape
 from arb_ternary.backends.select import get_backend
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.environment import STRICT
@@ -52,14 +45,6 @@ def vote_kernel(state: VoteState, sign_op: str, scaled_op: str) -> Kernel:
     if NARROW_NOISE not in backend.capabilities and VoteLimits(*state.limits.tolist()).noise_shift:
         return _stand_in(backend, scaled_op, f"{scaled_op} with {NARROW_NOISE}")
     return kernel(state.backend, scaled_op)
-
-
-def apply_kernel(state: VoteState, op: str) -> Kernel:
-    """The kernel ``apply_votes`` or ``apply_scaled_votes`` for ``state``; of some rows: one that knows which."""
-    backend = get_backend(state.backend)
-    if state.first_row and op == "apply_scaled_votes" and ROW_SHARDS not in backend.capabilities:
-        return _stand_in(backend, op, f"{op} with {ROW_SHARDS}")
-    return kernel(state.backend, op)
 
 
 def check_vote_bits(backend_name: str, vote_bits: int) -> None:

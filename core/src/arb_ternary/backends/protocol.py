@@ -40,9 +40,6 @@ OPTIONAL_OPS: Final = (
     "embedding_scaled_votes",
     "apply_scaled_votes",
 )
-#: Kernels for processes that share weights. Core calls none; they are those of ``arb_ternary_train.ranks.wire``.
-WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_rows", "flip_list", "apply_flips_")
-
 #: Kernels for ranks that share a weight. Core calls none of them: see ``arb_ternary_train.ranks.wire``.
 WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_rows", "flip_list", "apply_flips_")
 
@@ -55,10 +52,6 @@ NARROW_VOTES: Final = "narrow_votes"
 NARROW_NOISE: Final = "narrow_noise"
 #: Capability: ``apply_scaled_votes`` honours ``VoteState.first_row``. Elsewhere the reference applies the votes of some
 #: rows.
-ROW_SHARDS: Final = "row_shards"
-
-#: Capability: ``apply_scaled_votes`` takes the ``first_row`` of a state. Elsewhere the reference flips other rows than
-#: the first.
 ROW_SHARDS: Final = "row_shards"
 
 #: Sizes of an accumulator in bits. Sign votes saturate at -128 and 127, -7 and 7, or -1 and 1; scaled votes at -127 and
