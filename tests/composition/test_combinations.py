@@ -60,6 +60,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.tail",
         "true does not go with vote_levels",
     ),
+    "votes of three levels of steps that are put off": (
+        {"optimizer": {"name": "gqc.gnts", "inner": {"name": "scaled_votes", "vote_levels": 3}}},
+        "optimizer.inner.vote_levels",
+        "does not go with gqc.gnts, which puts steps off",
+    ),
     "a threshold beyond the accumulators": (
         {"model": {"vote_bits": 2}, "optimizer": {"name": "sign_votes", "accum_threshold": 2}},
         "optimizer.accum_threshold",

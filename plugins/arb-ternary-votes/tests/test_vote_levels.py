@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arb_ternary.counters.hashing import HASH_USES, MICRO, MICRO_BITS, SEED, STEP, STREAM, stream_id
+from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.restatement import counter_hash_bits
@@ -256,6 +257,8 @@ def test_contradictions_are_refused():
         ScaledVotes({"layer": layer(4, 4)}, vote_levels=3, tail=True)
     with pytest.raises(ValueError, match="vote_levels"):
         ScaledVotes({"layer": layer(4, 4)}, vote_levels=5)
+    with pytest.raises(ConfigError, match="vote_levels: votes are summed until a step is taken"):
+        ScaledVotes({"layer": layer(4, 4)}, vote_levels=3).defer_step()
 
 
 def test_4_bits_have_no_votes_of_the_tail_where_votes_have_levels():

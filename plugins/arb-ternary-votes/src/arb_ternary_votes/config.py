@@ -107,6 +107,12 @@ class ScaledVotesConfig:
 
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
+        if self.vote_levels and getattr(run.optimizer.options, "defers", False):
+            yield (
+                "vote_levels",
+                f"does not go with {run.optimizer.name}, which puts steps off: votes are summed until a step is taken, "
+                "and those of a micro-batch that it drops could not be told from the others",
+            )
         if planned is None or "ternary" not in planned.kinds:
             return
         if self.cell is not None and self.cell > planned.largest_vote:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from attrs import asdict
 from torch import Tensor
 
+from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import ScaledVotesConfig
@@ -136,6 +137,15 @@ class ScaledVotes(NormalisedVotes):
             return quanta
         # Votes of three levels do not know the rate, so that the exponents follow it by whole powers of two.
         return quanta / self._unit(group, module, self._tracked(module)[1].spread)
+
+    def defer_step(self) -> None:
+        """See :class:`TernaryOptimizer`; ConfigError with ``vote_levels``, whose sums cannot drop one micro-batch."""
+        if self.sums_votes:
+            raise ConfigError(
+                "vote_levels: votes are summed until a step is taken, and what puts steps off may drop some of them",
+                "Leave vote_levels out, or take gradient_accumulation_steps instead.",
+            )
+        super().defer_step()
 
     def whole_votes(self, module: TernaryModule, sums: Tensor, first_row: int) -> Tensor:
         """See :class:`TernaryOptimizer`; with ``vote_levels`` a vote is worth the clip at the rate, over the casts."""
