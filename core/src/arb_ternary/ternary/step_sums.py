@@ -13,8 +13,8 @@ from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
 
-#: What the sums of a step hold.
-_LARGEST: Final = torch.iinfo(torch.int16).max
+#: What the sums of a step hold, so that an accumulator can be added to them.
+_LARGEST: Final = torch.iinfo(torch.int16).max - 128
 
 
 class StepSums:

@@ -133,7 +133,7 @@ class VoteMemory(nn.Module):
         scaled = self.vote_scale is not None
         sums.check(self.largest_vote)
         low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
-        votes = self.held_votes().to(torch.int32).add_(whole).clamp_(low, self.shape.largest_vote)
+        votes = torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote)
         self.hold_votes(votes.to(torch.int8))
         for held, summed, least in (
             (getattr(self, "exponent_votes", None), sums.exponent_votes, -127 if scaled else -128),
