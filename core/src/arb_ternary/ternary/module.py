@@ -257,8 +257,8 @@ class TernaryModule(VoteMemory):
         flat = x.reshape(-1, self.shape.in_features)
         anchor = self.vote_anchor()
         y_MN, _, _ = ops.linear(flat, anchor, bias, *self.vote_state(), activations, self.gradients)
-        if anchor is not None and self.undoable:
-            self.keep_before_votes(y_MN)
+        if anchor is not None:
+            self.expect_votes(y_MN)
         y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
         return y
 
@@ -266,8 +266,8 @@ class TernaryModule(VoteMemory):
         """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""
         anchor = self.vote_anchor()
         rows: Tensor = ops.embedding(ids, anchor, *self.vote_state(), dtype, self.gradients)
-        if anchor is not None and self.undoable:
-            self.keep_before_votes(rows)
+        if anchor is not None:
+            self.expect_votes(rows)
         return rows
 
     def vote_state(self) -> VoteState:

@@ -28,6 +28,7 @@ class StepSums:
         magnitudes: float32 ``[N + K]`` of the micro-batch under way; None under sign votes.
         casts: of the micro-batches that have ended.
         place: of the micro-batch under way among those of the step.
+        awaited: casts that backward owes for the forward passes of that micro-batch; counted while somebody watches.
     """
 
     def __init__(self, shape: WeightShape, device: torch.device, *, bias: bool, magnitudes: bool) -> None:
@@ -37,7 +38,7 @@ class StepSums:
         self.bias = torch.zeros(rows, dtype=torch.int16, device=device) if bias else None
         self.stats = torch.zeros(1 + rows + columns, device=device)
         self.magnitudes = torch.zeros(rows + columns, device=device) if magnitudes else None
-        self.casts = self.place = 0
+        self.casts = self.place = self.awaited = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are, by name."""
@@ -47,7 +48,7 @@ class StepSums:
         """Start a step."""
         for tensor in self.tensors().values():
             tensor.zero_()
-        self.casts = self.place = 0
+        self.casts = self.place = self.awaited = 0
 
     def check(self, largest_vote: int) -> None:
         """ValueError where so many casts of votes up to ``largest_vote`` may have been more than the sums hold."""

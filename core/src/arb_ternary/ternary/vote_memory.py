@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -58,6 +59,8 @@ class VoteMemory(nn.Module):
     kept_votes: dict[str, Tensor] | None = None
     #: Where votes are summed over the micro-batches of a step; None: they go straight into the accumulators.
     sums: StepSums | None = None
+    #: Called when backward reaches a use of the module; None: nobody watches.
+    on_backward: Callable[[], None] | None = None
     #: Who keeps the accumulators; None: the module keeps them all.
     owner: RowOwner | None = None
 
@@ -102,10 +105,16 @@ class VoteMemory(nn.Module):
         cast: int = self.control.tolist()[MICRO]
         return cast if self.sums is None else self.sums.casts + cast - CASTS * self.sums.place
 
+    @property
+    def has_cast_all(self) -> bool:
+        """Whether the micro-batch under way has cast all votes that its forward passes, watched, will lead to."""
+        sums = self.sums
+        return sums is not None and self.casts - sums.casts >= sums.awaited > 0
+
     def begin_micro_batch(self, place: int) -> None:
         """What is cast from now on is of the micro-batch at this place, from 0, among those of the step."""
         if self.sums is not None:
-            self.sums.place = place
+            self.sums.place, self.sums.awaited = place, 0
             self.control[MICRO] = CASTS * place
 
     @torch.no_grad()
@@ -170,6 +179,15 @@ class VoteMemory(nn.Module):
     def hold_votes(self, logical: Tensor) -> None:
         """Replace them."""
         raise NotImplementedError
+
+    def expect_votes(self, y: Tensor) -> None:
+        """Prepare for the votes that backward from ``y``, an output of this module, will cast."""
+        if self.undoable:
+            self.keep_before_votes(y)
+        if self.on_backward is not None and self.sums is not None:
+            self.sums.awaited += 1
+            watching = self.on_backward
+            y.register_hook(lambda _: watching())  # type: ignore[no-untyped-call]
 
     def keep_before_votes(self, y: Tensor) -> None:
         """Let backward from ``y``, an output of this module, keep what its votes change, if nothing is kept yet."""

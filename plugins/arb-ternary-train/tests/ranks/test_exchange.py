@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.ranks.delivery import Delivery
 from arb_ternary_train.ranks.exchange import own_rows, share_votes
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
+from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_votes.config import MomentumVotesConfig
 from arb_ternary_votes.momentum_votes import MomentumVotes
@@ -50,7 +52,7 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
     return ScaledVotes(modules, lr=0.5)
 
 
-def trained(world: World, name: str, bits: int) -> tuple[dict[str, Any], list[Any], int]:
+def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tuple[dict[str, Any], list[Any], int]:
     """State, what every step told, and bytes sent; rank r of N has the micro-batches r, r + N, ..."""
     model = Tied(bits)
     optimizer = rule(name, model)
@@ -65,12 +67,17 @@ def trained(world: World, name: str, bits: int) -> tuple[dict[str, Any], list[An
         total = OrderedSums(world) if world.size > 1 else None
         for first in range(0, PLACES, world.size):
             place = first + world.rank
+            last = world.size > 1 and first + world.size >= PLACES
+            if last and overlapped:
+                optimizer.exchange.watch(optimizer)
             if place < PLACES:
                 for module in modules:
                     module.begin_micro_batch(place)
                 ids = torch.randint(0, 13, (6, 8), generator=torch.Generator().manual_seed(step * PLACES + place))
                 logits = model(ids, rare=place in (1, 2))
                 (nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten()) / PLACES).backward()
+            if last:
+                optimizer.exchange.flush(optimizer)
             if total is not None:
                 parts = [part for m in modules for part in (m.sums.stats, m.sums.magnitudes) if part is not None]
                 total.add_round(parts, place < PLACES)
@@ -112,3 +119,48 @@ def test_ranks_train_as_one_process_does(name: str, bits: int, size: int) -> Non
         assert state.keys() == wanted.keys()
         for key, value in wanted.items():
             assert torch.equal(state[key], value), key
+
+
+def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
+    """Bytes sent when backward reached each of four layers, the last one first, and in the end; sums of own rows."""
+    torch.manual_seed(0)
+    layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
+    delivery = Delivery(world, layers, block=1)
+    seen: list[int] = []
+    x = torch.randn(2, 16) + world.rank
+    for layer in layers:
+        layer.sum_votes()
+    delivery.watch()
+    for layer in layers:
+        layer.begin_micro_batch(world.rank)
+        x = layer(x)
+        x.register_hook(lambda _: seen.append(delivery.sent_bytes))
+    x.sum().backward()
+    casts = delivery.finish()
+    assert all(count == world.size for count in casts.values())
+    rows = slice(*row_bounds(16, world.size)[world.rank])
+    return seen, delivery.sent_bytes, [layer.sums.votes[rows] for layer in layers if layer.sums is not None]
+
+
+def test_votes_leave_while_backward_goes_on() -> None:
+    ranks = on_ranks(2, sent_meanwhile)
+    for seen, total, _ in ranks:
+        assert seen[0] == 0
+        assert 0 < seen[1] < seen[2] < seen[3] < total
+    # One process casts the votes of both.
+    torch.manual_seed(0)
+    layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
+    x = torch.randn(2, 16)
+    for layer in layers:
+        layer.sum_votes()
+    for rank in range(2):
+        y = x + rank
+        for layer in layers:
+            layer.begin_micro_batch(rank)
+            y = layer(y)
+        y.sum().backward()
+        for layer in layers:
+            layer.end_micro_batch()
+    for index, layer in enumerate(layers):
+        assert layer.sums is not None
+        assert torch.equal(torch.cat([sums[index] for _, _, sums in ranks]), layer.sums.votes)

@@ -1,22 +1,19 @@
 """Votes on their way to the ranks that own their rows, and flips on their way back.
 
 Every rank has all trits, and the accumulators of its own rows only. A step sums a rank's votes over its micro-batches;
-then the sums go to the owners as digits (``digits``), who add, clip and flip, and tell the others what has flipped
-(``flips``). Votes for exponents and biases go the same way, and come back as the settled accumulators, which all ranks
-have. Sums of integers do not depend on who computed which, so every rank ends a step with the bytes of one process.
-
-How large a message is follows from what every rank knows: the shapes, the limits of a vote, and how often each rank
-has cast, which is gathered first.
+then the sums go to the owners (``delivery``), who add, clip and flip, and tell the others what has flipped (``flips``).
+Votes for exponents and biases go the same way, and come back as the settled accumulators, which all ranks have. Sums of
+integers do not depend on who computed which, so every rank ends a step with the bytes of one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,17 +23,13 @@ from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_train.ranks.digits import base_for, bytes_for
+from arb_ternary_train.ranks.delivery import Delivery
 from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips, flips_counted
 from arb_ternary_train.ranks.rows import row_bounds, rows_shape
 from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["OwnedRows", "OwnerRows", "own_rows", "share_votes"]
-
-#: Largest sum of the votes that one cast has for an exponent, and for a bias.
-_EXPONENT_VOTE = 127
-_BIAS_VOTE = 1
 
 
 @define(eq=False)
@@ -125,87 +118,39 @@ class OwnerRows:
 
     world: World
     sent_bytes: int = 0
-    _offsets: list[int] = field(factory=list)
+    _delivery: Delivery | None = None
 
     # --- votes to their owners ---
 
+    def watch(self, optimizer: TernaryOptimizer) -> None:
+        """The last micro-batch of the step begins here: send its votes while backward goes on. Collective."""
+        self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
+        self._delivery.watch()
+
+    def flush(self, optimizer: TernaryOptimizer) -> None:
+        """The last micro-batch of the step has ended here. Collective, after :meth:`watch` or without it."""
+        if self._delivery is None:
+            self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
+        self._delivery.flush()
+
     def collect(self, optimizer: TernaryOptimizer) -> None:
         """Bring the votes of all ranks into the accumulators of own rows. Collective."""
-        world, modules = self.world, [m for m in optimizer.modules if m.sums is not None]
-        for module in modules:
-            module.end_micro_batch()
-        casts = self._all_casts(modules)
-        outgoing = [
-            self._packed(modules, casts[world.rank], rank) if rank != world.rank else [] for rank in range(world.size)
-        ]
-        sizes = [self._message_bytes(modules, of, world.rank) for of in casts]
-        sizes[world.rank] = 0
-        sent = torch.cat([piece for pieces in outgoing for piece in pieces] or [_no_bytes(world)])
-        received = torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
-        leaving = [sum(piece.numel() for piece in pieces) for pieces in outgoing]
-        dist.all_to_all_single(received, sent, sizes, leaving, group=world.group)
-        self.sent_bytes += sum(leaving)
-        for sender, message in enumerate(torch.split(received, sizes)):
-            self._add(modules, casts[sender], message)
-        for index, module in enumerate(modules):
+        self.flush(optimizer)
+        delivery, self._delivery = self._delivery, None
+        assert delivery is not None
+        casts = delivery.finish()
+        self.sent_bytes += delivery.sent_bytes
+        for module, count in casts.items():
             sums = module.sums
             assert sums is not None
-            sums.casts = sum(of[index] for of in casts)
-            first, last = self._bounds(module)[world.rank]
+            module.end_micro_batch()
+            sums.casts = count
+            first, last = self._bounds(module)[self.world.rank]
             module.settle(optimizer.whole_votes(module, sums.votes[first:last], first), slice(first, last))
-        self._gather_settled(modules)
-
-    def _all_casts(self, modules: Sequence[TernaryModule]) -> list[list[int]]:
-        """How often each rank has cast votes of each module in this step."""
-        own = torch.tensor([module.casts for module in modules], dtype=torch.int32, device=self.world.device)
-        found = own.new_empty(self.world.size * len(modules))
-        dist.all_gather_into_tensor(found, own, group=self.world.group)
-        self.sent_bytes += own.nbytes * (self.world.size - 1)
-        casts: list[list[int]] = found.view(self.world.size, len(modules)).tolist()
-        return casts
+        self._gather_settled([m for m in optimizer.modules if m.sums is not None])
 
     def _bounds(self, module: TernaryModule) -> list[tuple[int, int]]:
         return row_bounds(module.shape.out_features, self.world.size)
-
-    def _parts(self, module: TernaryModule, casts: int, rank: int) -> Iterable[tuple[Tensor, int]]:
-        """What rank ``rank`` owns of the module's sums, flat, and the base of its digits; nothing without casts."""
-        sums = module.sums
-        assert sums is not None
-        if not casts:
-            return
-        rows = slice(*self._bounds(module)[rank])
-        yield sums.votes[rows].view(-1), base_for(module.largest_vote * casts)
-        if module.voting_exponents() is not None:
-            yield sums.exponent_votes[rows].view(-1), base_for(_EXPONENT_VOTE * casts)
-        if sums.bias is not None:
-            yield sums.bias[rows], base_for(_BIAS_VOTE * casts)
-
-    def _packed(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> list[Tensor]:
-        """The message to a rank."""
-        return [
-            wire_kernel(module.backend, "digits_to_bytes")(part.to(torch.int16), base)
-            for module, cast in zip(modules, casts, strict=True)
-            for part, base in self._parts(module, cast, rank)
-        ]
-
-    def _message_bytes(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> int:
-        """The length of a message to ``rank`` of one who has cast so often."""
-        return sum(
-            bytes_for(part.numel(), base)
-            for module, cast in zip(modules, casts, strict=True)
-            for part, base in self._parts(module, cast, rank)
-        )
-
-    def _add(self, modules: Sequence[TernaryModule], casts: Sequence[int], message: Tensor) -> None:
-        """Add what a rank that has cast so often sent to the sums of own rows."""
-        if not message.numel():
-            return
-        place = 0
-        for module, cast in zip(modules, casts, strict=True):
-            for part, base in self._parts(module, cast, self.world.rank):
-                end = place + bytes_for(part.numel(), base)
-                wire_kernel(module.backend, "add_digits_")(part, message[place:end], base)
-                place = end
 
     def _gather_settled(self, modules: Sequence[TernaryModule]) -> None:
         """Give every rank the accumulators of exponents and biases, which owners have settled."""
@@ -264,10 +209,6 @@ class OwnerRows:
         for owner in owners:
             torch.autograd.graph.increment_version((owner.module.weight, owner.module.votes))
             owner.flips = owner.before = owner.after = None
-
-
-def _no_bytes(world: World) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=world.device)
 
 
 def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:
