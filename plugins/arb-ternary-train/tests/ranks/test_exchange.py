@@ -49,7 +49,7 @@ def rule(name: str, model: nn.Module) -> TernaryOptimizer:
         return SignVotes(modules, lr=4.0)
     if name == "momentum":
         return MomentumVotes(modules, MomentumVotesConfig(flip_rate=0.05))
-    return ScaledVotes(modules, lr=0.5)
+    return ScaledVotes(modules, lr=0.5, vote_levels=3 if name == "levels" else None)
 
 
 def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tuple[dict[str, Any], list[Any], int]:
@@ -104,6 +104,9 @@ def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tupl
         ("scaled", 4, 3),
         pytest.param("scaled", 2, 2, marks=pytest.mark.slow),
         pytest.param("sign", 8, 3, marks=pytest.mark.slow),
+        pytest.param("levels", 8, 2, marks=pytest.mark.slow),
+        pytest.param("levels", 4, 4, marks=pytest.mark.slow),
+        pytest.param("levels", 2, 3, marks=pytest.mark.slow),
         ("sign", 2, 2),
         pytest.param("sign", 4, 4, marks=pytest.mark.slow),
         ("momentum", 4, 2),
