@@ -148,8 +148,8 @@ def sent_meanwhile(world: World) -> tuple[list[int], int, list[Tensor]]:
 def test_votes_leave_while_backward_goes_on() -> None:
     ranks = on_ranks(2, sent_meanwhile)
     for seen, total, _ in ranks:
-        assert seen[0] == 0
-        assert 0 < seen[1] < seen[2] < seen[3] < total
+        # A layer's hook comes before the exchange looks, which then finds the layers behind it complete.
+        assert seen[0] == seen[1] == 0 < seen[2] < seen[3] < total
     # One process casts the votes of both.
     torch.manual_seed(0)
     layers = [TernaryLinear(16, 16, bias=True) for _ in range(4)]
