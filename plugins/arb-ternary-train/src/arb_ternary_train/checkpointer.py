@@ -17,7 +17,7 @@ from arb_ternary_train.build import build_phase
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.init_from import load_state
-from arb_ternary_train.model_state import ModelState
+from arb_ternary_train.model_state import ModelState, Walk
 from arb_ternary_train.protocols import ModelChangingPhase
 from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 
@@ -50,7 +50,10 @@ class Checkpointer:
         self._saved = (self._changes, path)
 
     def save(self, context: TrainingContext) -> Path:
-        """Write a checkpoint and return its folder. Where nothing has happened since the last one, that one stands."""
+        """Write a checkpoint and return its folder. Where nothing has happened since the last one, that one stands.
+
+        Every rank calls it. Raises CheckpointError, on all of them, where rank 0 cannot write it.
+        """
         if self._saved is not None and self._saved[0] == self._changes:
             return self._saved[1]
         observed: dict[str, Any] = {}
@@ -70,11 +73,24 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        path = context.world.from_main(
-            lambda: str(self.store.save(context.step, ModelState(context.model), state, self.identity))
-        )
-        self.mark_saved(Path(path))
-        return Path(path)
+        path = Path(self._write(context, state))
+        self.mark_saved(path)
+        return path
+
+    def _write(self, context: TrainingContext, state: Mapping[str, Any]) -> str:
+        """Have rank 0 write, while all ranks make the parts of the model together; the folder, on every rank."""
+        walk = Walk(ModelState(context.model))
+
+        def write() -> str:
+            try:
+                return str(self.store.save(context.step, walk, state, self.identity))
+            finally:
+                walk.finish()
+
+        if not context.world.is_main:
+            walk.finish()
+        path: str = context.world.from_main(write)
+        return path
 
 
 def restore_run(context: TrainingContext, checkpoint: Checkpoint) -> None:

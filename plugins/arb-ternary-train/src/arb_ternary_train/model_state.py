@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from arb_ternary.ternary.encoding import bytes_per_row
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["ModelState", "load_parts"]
+__all__ = ["ModelState", "Walk", "load_parts"]
 
 
 @frozen(eq=False)
@@ -33,6 +33,32 @@ class ModelState:
         """The tensors of one module after another."""
         for module, prefix, whole in _units(self.model):
             yield _save(module, prefix) if whole else _own(module, prefix)
+
+
+class Walk:
+    """The parts of ``state``, once, for ranks that make them together.
+
+    Where several ranks keep the rows of a module, a part is made by all of them at the same time. One of them writes;
+    every rank calls :meth:`finish`, the writer too, however far it has come.
+    """
+
+    def __init__(self, state: ModelState) -> None:
+        self._outlines, self._parts = state.outlines(), state.parts()
+
+    def outlines(self) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`ModelState`; what is left of them."""
+        return self._outlines
+
+    def parts(self) -> Iterator[Mapping[str, Tensor]]:
+        """See :class:`ModelState`; what is left of them."""
+        return self._parts
+
+    def finish(self) -> None:
+        """Make what is left, for the other ranks."""
+        for _ in self._outlines:
+            pass
+        for _ in self._parts:
+            pass
 
 
 def load_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

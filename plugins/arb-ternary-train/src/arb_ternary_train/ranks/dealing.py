@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary.optim.protocol import inner_optimizers
+from arb_ternary.optim.protocol import inner_optimizers, may_defer
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.protocols.data import Batches
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.protocols import DealtBatches
+from arb_ternary_train.ranks.exchange import own_rows, share_votes
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
+from arb_ternary_train.ranks.refusals import refuse_optimizer
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["Dealing", "Dealt", "Learner", "OneByOne", "dealing_in"]
@@ -71,8 +73,11 @@ class OneByOne:
         self._places = places
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
-        """See :class:`Dealing`. Votes of several micro-batches are summed, as those of several ranks are."""
-        return _sum_votes(model, optimizer, always=self._places > 1)
+        """See :class:`Dealing`. Votes of several micro-batches are summed, as those of several ranks are.
+
+        What puts steps off takes them as they come: it keeps and drops micro-batches by itself.
+        """
+        return _sum_votes(model, optimizer, always=self._places > 1 and not may_defer(optimizer))
 
     def train(self, learner: Learner, place: int) -> list[Outcome]:
         """See :class:`Dealing`."""
@@ -95,8 +100,12 @@ class Dealt:
         self._world = world
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
-        """See :class:`Dealing`."""
-        return _sum_votes(model, optimizer, always=True)
+        """See :class:`Dealing`; ConfigError where several ranks cannot train with ``optimizer``."""
+        refuse_optimizer(optimizer, self._world)
+        voters = _sum_votes(model, optimizer, always=True)
+        own_rows(model, self._world)
+        share_votes(optimizer, self._world)
+        return voters
 
     def train(self, learner: Learner, place: int) -> list[Outcome]:
         """See :class:`Dealing`."""
@@ -183,7 +192,7 @@ def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[
     Modules that nothing trains keep no memory for it.
     """
     rules = [each for each in inner_optimizers(optimizer) if isinstance(each, TernaryOptimizer)]
-    voters = {module: always or getattr(rule, "sums_votes", False) for rule in rules for module in rule.modules}
+    voters = {module: always or rule.sums_votes for rule in rules for module in rule.modules}
     for _, module in ternary_modules(model):
         module.sum_votes(voters.get(module, False))
     return [*voters]
