@@ -31,6 +31,7 @@ from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import LogFile, Reporter, Silent, make_reporter
 from arb_ternary_train.protocols import Attachments, Check, CheckResult, LeavesModel
 from arb_ternary_train.ranks.agreement import agree_on_run
+from arb_ternary_train.ranks.exchange import all_rows
 from arb_ternary_train.ranks.launch import joined
 from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_parts
 from arb_ternary_train.ranks.world import World
@@ -315,6 +316,7 @@ def _finish(context: TrainingContext) -> RunReport:
     untouched = all(isinstance(each, LeavesModel) and each.leaves_model for each in phases)
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
+    all_rows(context.model)
     report: RunReport = context.world.from_main(lambda: _judge(context))
     return report
 

@@ -29,7 +29,7 @@ from arb_ternary_train.ranks.rows import row_bounds, rows_shape
 from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["OwnedRows", "OwnerRows", "own_rows", "share_votes"]
+__all__ = ["OwnedRows", "OwnerRows", "all_rows", "own_rows", "share_votes"]
 
 
 @define(eq=False)
@@ -98,6 +98,15 @@ def own_rows(model: nn.Module, world: World) -> None:
         if module.owner is None and not module.frozen:
             held = module.logical_votes()
             module.owner = OwnedRows(module, world, row_bounds(module.shape.out_features, world.size))
+            module.votes = module.packed_votes(held)
+
+
+def all_rows(model: nn.Module) -> None:
+    """Keep all rows of every module's accumulators on every rank again, for what one rank does alone. Collective."""
+    for _, module in ternary_modules(model):
+        if module.owner is not None:
+            held = module.logical_votes()
+            module.owner = None
             module.votes = module.packed_votes(held)
 
 
