@@ -96,6 +96,11 @@ class ProgressivePhaseConfig(GrowthConfig):
                     raise ValueError(f"'qlora_configs' has no entry for stack {stack}, and qlora_strategy is variable")
         self.loop_options(self.steps_per_stack or max(1, self.warmup_steps))
 
+    def refused_on_ranks(self) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary_train.protocols.RefusesRanks``."""
+        if self.cache_folder is not None:
+            yield "cache_folder", "several ranks would write to one folder; null = each caches in its memory"
+
     @property
     def steps_of_loop(self) -> int | None:
         """See ``arb_ternary_train.protocols.PlansLoops``."""

@@ -73,7 +73,7 @@ def all_of_it(world: World, places: int) -> Any:
     return *summed(world, places), *edges(world)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_sums_over_ranks_are_those_of_one_process_bit_for_bit(size: int) -> None:
     wanted = [one_after_the_other(PLACES, index) for index in range(len(SHAPES))]
     assert wanted[-1] is None

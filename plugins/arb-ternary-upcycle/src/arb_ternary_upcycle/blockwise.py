@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,7 +86,9 @@ class BlockwisePhase:
         if not config.cache_teacher_outputs:
             yield Streams(student, teacher, config.distill_target, None)
             return
-        folder = context.directory / "cache" / f"phase-{context.phase_index}"
+        rank, caches = context.world.rank, context.directory / "cache"
+        # Each rank has a cache of its own, the first one that of a run in one process.
+        folder = caches / (f"phase-{context.phase_index}" + (f"-rank-{rank}" if rank else ""))
         cache = OutputCache(folder, config.cache_memory, f"{model.digest} {context.device}", context.note)
         try:
             yield Streams(student, teacher, config.distill_target, cache)
@@ -93,6 +96,10 @@ class BlockwisePhase:
             cache.close()
             raise
         cache.remove()
+        context.world.barrier("the end of the cached outputs")
+        if context.world.is_main:  # those of a run that had more ranks before it was stopped
+            for left in caches.glob(f"phase-{context.phase_index}-rank-*"):
+                shutil.rmtree(left, ignore_errors=True)
 
     def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
         number, blocks, reporter = self._block, len(student.blocks), context.logbook.reporter
