@@ -109,6 +109,7 @@ def _ops() -> Iterator[str]:
     wire = _import("arb_ternary_train.ranks.wire").WIRE_KERNELS
     for op in protocol.WIRE_OPS:
         yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
+    yield from (f"{op} [of sums]" for op in protocol.SUM_OPS)
 
 
 def _errors() -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from arb_ternary import TernaryLinear
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteLimits, new_state
@@ -437,3 +438,22 @@ def test_an_id_beyond_the_table_is_an_index_error_and_changes_nothing(backend: K
     with pytest.raises(IndexError, match=r"ids must be in 0\.\.39"):
         backend.kernels["embedding_votes"](torch.tensor([1, wrong]), torch.ones(2, 70), None, layer.states[1])
     assert torch.equal(layer.states[1].votes, before)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_module_settles_a_step_as_in_torch(bits: int, scaled: bool) -> None:
+    settled = []
+    for name in ("torch", "cpu"):
+        torch.manual_seed(3)
+        layer = TernaryLinear(77, 20, vote_bits=bits, backend=name)
+        largest = layer.shape.largest_vote
+        layer.set_votes(torch.randint(-largest, largest + 1, (20, 77)).to(torch.int8))
+        if scaled:
+            layer.use_scaled_votes()
+        layer.sum_votes()
+        version = layer.votes._version
+        layer.settle(torch.randint(-largest, largest + 1, (20, 77)).to(torch.int16))
+        assert layer.votes._version > version
+        settled.append(layer.logical_votes())
+    assert torch.equal(*settled)

@@ -215,6 +215,34 @@ def lookup_rows(
 
 def pack_digits(isa: int, threads: int, base: int, values: int, count: int, out: int, /) -> bool: ...
 def add_digits(isa: int, threads: int, base: int, packed: int, count: int, total: int, wide: bool, /) -> None: ...
+def sums_to_quanta(
+    isa: int,
+    threads: int,
+    sums: int,
+    wide: bool,
+    count: int,
+    whole: int,
+    fraction: int,
+    seed: int,
+    step: int,
+    stream: int,
+    start: int,
+    out: int,
+    /,
+) -> None: ...
+def settle_votes(
+    isa: int,
+    threads: int,
+    whole: int,
+    wide: bool,
+    rows: int,
+    columns: int,
+    bits: int,
+    low: int,
+    high: int,
+    votes: int,
+    /,
+) -> None: ...
 def count_flips(threads: int, before: int, after: int, strips: int, columns: int, counts: int, /) -> None: ...
 def list_flips(
     threads: int, before: int, after: int, strips: int, columns: int, first: int, places: int, directions: int, /

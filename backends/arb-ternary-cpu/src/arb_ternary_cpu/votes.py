@@ -46,6 +46,8 @@ def kernels(isa: int) -> dict[str, Callable[..., object]]:
         "apply_votes": _apply_votes,
         "apply_scaled_votes": _apply_scaled_votes,
         "apply_exponent_votes": _apply_exponent_votes,
+        "sums_to_quanta": _sums_to_quanta,
+        "settle_votes": _settle_votes,
     }
     bound: dict[str, Callable[..., object]] = {op: partial(kernel, isa) for op, kernel in chosen.items()}
     return {**bound, "pack_votes": _pack_votes, "unpack_votes": _unpack_votes}
@@ -230,6 +232,43 @@ def _embedding_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | N
 def _embedding_scaled_votes(isa: int, ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:
     scaled, _alive = _scaled(grad_MK, scale, state)
     _cast_lookup(isa, _weight(scale, state), scaled, ids_M, grad_MK, state)
+
+
+# --- sums of a step --------------------------------------------------------------------------------------------------
+
+
+def _sums_of_a_step(tensor: Tensor, name: str) -> tuple[Tensor, bool]:
+    """Contiguous integers, and whether they have 32 bits."""
+    _require(tensor.dtype in (torch.int16, torch.int32), f"{name} must be int16 or int32, got {tensor.dtype}")
+    return check_readable(tensor, name, tensor.dtype, tuple(tensor.shape)), tensor.dtype is torch.int32
+
+
+def _sums_to_quanta(
+    isa: int, sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int
+) -> Tensor:
+    """``(sums * (whole + fraction / 2**24) + u) >> 0`` in int32, ``u`` from the hash of ``start`` and what follows."""
+    sums, wide = _sums_of_a_step(sums, "sums")
+    _require(
+        0 <= whole <= 127 and 0 <= fraction < 1 << 24, f"a vote is worth 0..127 quanta, got {whole} and {fraction}"
+    )
+    quanta = torch.empty(sums.shape, dtype=torch.int32)
+    if sums.numel():
+        seed, step, stream = (word & _WORD for word in words)
+        operands = sums.data_ptr(), wide, sums.numel(), whole, fraction, seed, step, stream, start
+        _native.sums_to_quanta(isa, get_num_threads(), *operands, quanta.data_ptr())
+    return quanta
+
+
+def _settle_votes(isa: int, votes: Tensor, shape: WeightShape, whole: Tensor, low: int) -> None:
+    """``votes = clip(votes + whole, low, R)`` in place, for integers ``[N, K]``."""
+    check_shape(shape)
+    size = (shape.out_features, shape.in_features)
+    _require(tuple(whole.shape) == size, f"whole votes must be {list(size)}, got {list(whole.shape)}")
+    whole, wide = _sums_of_a_step(whole, "whole votes")
+    stored, largest = _stored(votes, shape), shape.largest_vote
+    _require(-128 <= low <= -1, f"votes are clipped at -128..-1 below, got {low}")
+    operands = whole.data_ptr(), wide, *size, shape.vote_bits, low, largest
+    _native.settle_votes(isa, get_num_threads(), *operands, stored)
 
 
 # --- flips -----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,30 @@ void add_digits(int isa, int threads, int base, uintptr_t packed, int64_t count,
   }
 }
 
+void sums_to_quanta(int isa, int threads, uintptr_t sums, bool wide, int64_t count, int whole, int fraction,
+                    uint64_t seed, uint64_t step, uint64_t stream, uint64_t start, uintptr_t out) {
+  const arb::VoteUnit unit = {whole, fraction};
+  const arb::HashWords words = {seed, step, stream};
+  nb::gil_scoped_release released;
+  if (wide) {
+    arb::sums_to_quanta(kernels_of(isa), at<const int32_t>(sums), count, unit, words, start, at<int32_t>(out), threads);
+  } else {
+    arb::sums_to_quanta(kernels_of(isa), at<const int16_t>(sums), count, unit, words, start, at<int32_t>(out), threads);
+  }
+}
+
+void settle_votes(int isa, int threads, uintptr_t whole, bool wide, int64_t rows, int64_t columns, int bits, int low,
+                  int high, uintptr_t votes) {
+  const arb::VoteRange range = {low, high};
+  const arb::WireKernels& kernels = kernels_of(isa);
+  nb::gil_scoped_release released;
+  if (wide) {
+    arb::settle_votes(kernels, at<const int32_t>(whole), rows, columns, bits, range, at<uint8_t>(votes), threads);
+  } else {
+    arb::settle_votes(kernels, at<const int16_t>(whole), rows, columns, bits, range, at<uint8_t>(votes), threads);
+  }
+}
+
 void count_flips(int threads, uintptr_t before, uintptr_t after, int64_t strips, int64_t columns, uintptr_t counts) {
   nb::gil_scoped_release released;
   arb::count_flips(at<const uint8_t>(before), at<const uint8_t>(after), strips, columns, at<int64_t>(counts), threads);
@@ -54,6 +78,8 @@ int apply_flips(uintptr_t packed, int64_t rows, int64_t columns, uintptr_t place
 void bind_wire(nb::module_& m) {
   m.def("pack_digits", &pack_digits);
   m.def("add_digits", &add_digits);
+  m.def("sums_to_quanta", &sums_to_quanta);
+  m.def("settle_votes", &settle_votes);
   m.def("count_flips", &count_flips);
   m.def("list_flips", &list_flips);
   m.def("apply_flips", &apply_flips);

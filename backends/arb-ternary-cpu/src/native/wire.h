@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hash.h"
 #include "isa.h"
+#include "votes.h"
 
 namespace arb {
 
@@ -12,6 +14,12 @@ namespace arb {
 constexpr int kBases = 4;
 constexpr int kBase[kBases] = {3, 5, 15, 255};
 constexpr int kDigits[kBases] = {5, 3, 2, 1};
+
+// What a vote is worth in quanta: whole + fraction / 2**24.
+struct VoteUnit {
+  int32_t whole;
+  int32_t fraction;
+};
 
 // The inner loops, by the index of the base. Byte i is made of values[i], values[i + width], values[i + 2 width], ...,
 // as many as the base has digits to a byte; all of them are there.
@@ -21,6 +29,12 @@ struct WireKernels {
   // total += digits
   void (*add_short[kBases])(const uint8_t* packed, int64_t width, int64_t count, int16_t* total);
   void (*add_long[kBases])(const uint8_t* packed, int64_t width, int64_t count, int32_t* total);
+  // Sums of votes as whole quanta; `hash` is that of the first, see HashStream.
+  void (*quanta_short)(const int16_t* sums, int64_t count, const VoteUnit& unit, uint32_t hash, int32_t* out);
+  void (*quanta_long)(const int32_t* sums, int64_t count, const VoteUnit& unit, uint32_t hash, int32_t* out);
+  // votes = clip(votes + whole)
+  void (*settle_short)(const int16_t* whole, int64_t count, VoteRange range, int8_t* votes);
+  void (*settle_long)(const int32_t* whole, int64_t count, VoteRange range, int8_t* votes);
 };
 
 const WireKernels& wire_kernels_scalar();
@@ -42,6 +56,16 @@ void add_digits(const WireKernels& kernels, int base, const uint8_t* packed, int
                 int threads);
 void add_digits(const WireKernels& kernels, int base, const uint8_t* packed, int64_t count, int32_t* total,
                 int threads);
+
+// (sums * unit + noise) >> 24, exact, clipped to 32 bits; the noise is the hash of `start` and the indices after it.
+template <class Sum>
+void sums_to_quanta(const WireKernels& kernels, const Sum* sums, int64_t count, const VoteUnit& unit,
+                    const HashWords& words, uint64_t start, int32_t* out, int threads);
+
+// Adds whole votes [rows, columns] to accumulators of 8, 4 or 2 bits, which are clipped.
+template <class Sum>
+void settle_votes(const WireKernels& kernels, const Sum* whole, int64_t rows, int64_t columns, int bits,
+                  VoteRange range, uint8_t* votes, int threads);
 
 // Trits in which two packed weights differ, for each strip of 16 rows.
 void count_flips(const uint8_t* before, const uint8_t* after, int64_t strips, int64_t columns, int64_t* counts,

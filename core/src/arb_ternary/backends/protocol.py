@@ -42,6 +42,9 @@ OPTIONAL_OPS: Final = (
 )
 #: Kernels for ranks that share a weight. Core calls none of them: see ``arb_ternary_train.ranks.wire``.
 WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_rows", "flip_list", "apply_flips_")
+#: Kernels for the sums of a step. Who calls one has code in torch beside it: ``TernaryModule.add_votes``, and
+#: ``arb_ternary_votes.levels``.
+SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"

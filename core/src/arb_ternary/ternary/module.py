@@ -156,16 +156,24 @@ class TernaryModule(VoteMemory):
 
     def held_votes(self, votes: Tensor | None = None) -> Tensor:
         """As :meth:`logical_votes`, of the rows that are kept here."""
-        shape = self.shape
-        if self.owner is not None:
-            kept = self.owner.rows
-            shape = evolve(shape, out_features=kept.stop - kept.start)
-        logical: Tensor = kernel(self.backend, "unpack_votes")(self.votes if votes is None else votes, shape)
+        held = self.votes if votes is None else votes
+        logical: Tensor = kernel(self.backend, "unpack_votes")(held, self._kept_shape())
         return logical
 
-    def hold_votes(self, logical: Tensor) -> None:
-        """Replace the accumulators that are kept here by int8 ``[n, K]``."""
-        self.votes.copy_(pack_votes(self.backend, logical.to(self.votes.device), self.shape.vote_bits))
+    def _kept_shape(self) -> WeightShape:
+        if self.owner is None:
+            return self.shape
+        return evolve(self.shape, out_features=self.owner.rows.stop - self.owner.rows.start)
+
+    def add_votes(self, whole: Tensor, low: int) -> None:
+        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and the largest vote."""
+        own: Any = get_backend(self.backend).kernels.get("settle_votes")
+        if own is not None:
+            own(self.votes, self._kept_shape(), whole, low)
+            torch.autograd.graph.increment_version((self.votes,))
+            return
+        votes = torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote).to(torch.int8)
+        self.votes.copy_(pack_votes(self.backend, votes, self.shape.vote_bits))
 
     def packed_votes(self, logical: Tensor) -> Tensor:
         """Accumulators int8 ``[N, K]`` in the layout and on the device of the module's own; of the rows kept here."""

@@ -142,8 +142,7 @@ class VoteMemory(nn.Module):
         scaled = self.vote_scale is not None
         sums.check(self.largest_vote)
         low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
-        votes = torch.add(whole, self.held_votes()).clamp_(low, self.shape.largest_vote)
-        self.hold_votes(votes.to(torch.int8))
+        self.add_votes(whole, low)
         for held, summed, least in (
             (getattr(self, "exponent_votes", None), sums.exponent_votes, -127 if scaled else -128),
             (getattr(self, "bias_votes", None), sums.bias, -128),
@@ -172,12 +171,8 @@ class VoteMemory(nn.Module):
         if self.magnitudes is not None:
             self.magnitudes.zero_()
 
-    def held_votes(self) -> Tensor:
-        """The accumulators that are kept here, as int8 ``[n, K]``."""
-        raise NotImplementedError
-
-    def hold_votes(self, logical: Tensor) -> None:
-        """Replace them."""
+    def add_votes(self, whole: Tensor, low: int) -> None:
+        """Add integers ``[n, K]`` to the accumulators that are kept here, clipped at ``low`` and the largest vote."""
         raise NotImplementedError
 
     def expect_votes(self, y: Tensor) -> None:

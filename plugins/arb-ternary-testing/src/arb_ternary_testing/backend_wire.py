@@ -1,6 +1,6 @@
-"""Backend suite, part 6: what processes exchange that share a weight, and the votes of some of its rows.
+"""Backend suite, part 6: what processes exchange that share a weight, the votes of some of its rows, sums of a step.
 
-A backend may leave all of it to ``arb_ternary_train.ranks``, whose kernels in torch are the reference.
+A backend may leave all of it to code in torch, that of ``arb_ternary_train.ranks`` and of those who sum.
 """
 
 from __future__ import annotations
@@ -135,6 +135,36 @@ class WireTests(BackendCase):
         np.testing.assert_array_equal(self.trits_out(weight.packed, weight.shape), trits)
         np.testing.assert_array_equal(self.votes_out(state.votes, weight.shape), left)
         assert int(flips) == count
+
+    # --- sums of a step -------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+    @pytest.mark.parametrize("largest", [1, 127, 128, 30_000])
+    @pytest.mark.parametrize("unit", [0.0, 0.3, 3.71, 127.0])
+    def test_sums_of_votes_become_quanta(self, dtype: torch.dtype, largest: int, unit: float) -> None:
+        start = 2**32 - 100  # the key of the hash changes on the way
+        sums = np.random.default_rng(largest).integers(-largest, largest, (3, 70), endpoint=True)
+        factor, words = round(unit * 2**24), (_DRAW.seed, _DRAW.step, _DRAW.stream + 6)
+        given = self.tensor(sums).to(dtype)
+        quanta = self.run("sums_to_quanta", given, factor >> 24, factor % 2**24, words, start)
+        assert quanta.dtype == torch.int32
+        noise = _DRAW.bits((3, 70), 6, start) >> 8
+        np.testing.assert_array_equal(self.array(quanta), (sums * factor + noise) >> 24)
+
+    @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+    @pytest.mark.parametrize("largest", [2, 30_000])
+    @pytest.mark.parametrize("bits", [8, 4, 2])
+    def test_accumulators_settle_at_their_ends(self, bits: int, largest: int, dtype: torch.dtype) -> None:
+        weight = self.weight(7, 9, 333, 64, vote_bits=bits)
+        highest, rng = weight.shape.largest_vote, np.random.default_rng(bits)
+        votes = rng.integers(-highest, highest, (9, 333), endpoint=True).astype(np.int8)
+        whole = rng.integers(-largest, largest, (9, 333), endpoint=True)
+        for low in (-highest, weight.shape.smallest_vote):
+            stored = self.votes_in(votes, bits)
+            self.run("settle_votes", stored, weight.shape, self.tensor(whole).to(dtype), low)
+            settled = np.clip(votes.astype(np.int64) + whole, low, highest)
+            np.testing.assert_array_equal(self.votes_out(stored, weight.shape), settled)
+            assert torch.equal(stored, self.votes_in(settled.astype(np.int8), bits)), "padding of the votes has changed"
 
     def _packed(self, trits: Array) -> Tensor:
         packed = self.run("pack", self.tensor(trits))

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.protocol import KernelBackend
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, SEED, STEP, STREAM, counter_hash
 
 __all__ = ["LARGEST_UNIT", "USE_VOTE_SUM", "in_quanta"]
@@ -34,7 +35,9 @@ _SMALL: Final = 127
 _HELD: Final = 1 << 16
 
 
-def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) -> Tensor:
+def in_quanta(
+    sums: Tensor, unit: float, control: Tensor, first_row: int = 0, backend: KernelBackend | None = None
+) -> Tensor:
     """``sums * unit`` in whole quanta, rounded stochastically; see the module's docstring.
 
     Args:
@@ -42,6 +45,7 @@ def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) ->
         unit: quanta that a vote is worth, 0 to :data:`LARGEST_UNIT`.
         control: of the module; its seed, step and stream are taken.
         first_row: of ``sums`` in the table.
+        backend: whose kernel computes it, where it has one; the same bits.
 
     Returns:
         int32 ``[n, width]``, within the range of int32.
@@ -51,6 +55,11 @@ def in_quanta(sums: Tensor, unit: float, control: Tensor, first_row: int = 0) ->
     words = control.tolist()
     step, stream = words[STEP] << MICRO_BITS, words[STREAM] * HASH_USES + USE_VOTE_SUM
     flat, start = sums.reshape(-1), first_row * sums.shape[1]
+    own = None if backend is None else backend.kernels.get("sums_to_quanta")
+    if own is not None:
+        computed = own(sums, whole, fraction, (words[SEED], step, stream), start)
+        assert isinstance(computed, Tensor)
+        return computed
     quanta = torch.empty(flat.shape, dtype=torch.int32, device=sums.device)
     for at in range(0, flat.numel(), _HELD):
         some = flat[at : at + _HELD]

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from attrs import asdict
 from torch import Tensor
 
+from arb_ternary.backends.select import get_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
@@ -153,7 +154,7 @@ class ScaledVotes(NormalisedVotes):
             return sums
         group, magnitudes = self._tracked(module)
         unit = self._unit(group, module, max(magnitudes.casts, module.casts)) if magnitudes.steps else 0.0
-        return in_quanta(sums, min(unit, LARGEST_UNIT), module.control, first_row)
+        return in_quanta(sums, min(unit, LARGEST_UNIT), module.control, first_row, get_backend(module.backend))
 
     def _unit(self, group: Mapping[str, Any], module: TernaryModule, casts: int) -> float:
         """Quanta that a vote is worth, of three levels."""
