@@ -20,8 +20,10 @@ from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import IdTokenizer
+from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.ranks.weights import WholeWeights
 from arb_ternary_train.ranks.world import Alone
 from arb_ternary_train.step_report import StepReport
 from arb_ternary_votes.sign_votes import SignVotes
@@ -58,13 +60,14 @@ class Context:
         self.masking = CausalMasking()
         stream = np.random.default_rng(0).integers(0, VOCABULARY, 400)
         self.data = StreamSource("fake", IdTokenizer(VOCABULARY), stream, stream)
-        self.config = SimpleNamespace(optimizer=SimpleNamespace(name="fake"))
+        self.config = SimpleNamespace(optimizer=SimpleNamespace(name="fake"), ranks=RanksConfig())
         self.evaluation_shape: tuple[int, int] | None = None
         self.skips: list[tuple[str, int]] = []
         self.activity = 0
         self.logbook = SimpleNamespace(count_training=self.count_training)
         self.files = SimpleNamespace(exists=lambda: False)
         self.world = Alone()
+        self.weights = WholeWeights()
         self.tokens = 0
 
     def make_optimizer(self) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import attrs
 from attrs import frozen
+from attrs.validators import in_
 
 from arb_ternary.config.choice import (
     Choice,
@@ -20,7 +21,7 @@ from arb_ternary.config.options import Rule, default_choice, non_negative, optio
 from arb_ternary_train.requirements import parse_requirement
 from arb_ternary_train.specs import CheckSpec, TrackerSpec
 
-__all__ = ["CheckpointConfig", "RunConfig", "is_device", "is_run_name"]
+__all__ = ["CheckpointConfig", "RanksConfig", "RunConfig", "is_device", "is_run_name"]
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _DEVICE_PATTERN = r"cpu|cuda(:\d+)?|mps"
@@ -58,6 +59,28 @@ class CheckpointConfig:
 
 
 @frozen(kw_only=True)
+class RanksConfig:
+    """What several processes that train one model share among them; in one process it has no effect."""
+
+    weights: Literal["replicated", "sharded"] = option(
+        "replicated",
+        "packed ternary weights: replicated = every rank has all of them, sharded = each keeps some rows and has those "
+        "of the others while a block runs (FSDP2)",
+        validator=in_(("replicated", "sharded")),
+    )
+    optimizer_state: Literal["replicated", "sharded"] = option(
+        "replicated",
+        "moments of adamw: replicated = every rank has all of them, sharded = each keeps a slice of every parameter's",
+        validator=in_(("replicated", "sharded")),
+    )
+    ordered_sums: bool = option(
+        True,
+        "gradients of float parameters are added in the order of the micro-batches, which gives the bytes of one "
+        "process; false = in one all-reduce a step, which is less to send and gives others",
+    )
+
+
+@frozen(kw_only=True)
 class RunConfig:
     """Everything that decides a run. Components are named here; plugins take part in no other way."""
 
@@ -90,4 +113,5 @@ class RunConfig:
     phases: tuple[PhaseChoice, ...] = option(help="the stretches of the run, in order", validator=_is_not_empty)
     trackers: tuple[Choice[TrackerSpec], ...] = option((), "observers of the run")
     checks: tuple[Choice[CheckSpec], ...] = option((), "checks that pass or fail the finished run")
+    ranks: RanksConfig = option(help="what several processes share among them", factory=RanksConfig)
     checkpoint: CheckpointConfig = option(help="when checkpoints are written", factory=CheckpointConfig)

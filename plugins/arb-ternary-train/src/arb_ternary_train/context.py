@@ -29,6 +29,7 @@ from arb_ternary_train.evaluate import Evaluation, evaluate
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
+from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.signals import StopRequest
 
@@ -75,6 +76,7 @@ class TrainingContext:
             checkpoints and stops are put off, because the model is further than ``step``.
         threads_available: threads that torch had when the run began.
         world: the processes that train together.
+        weights: where the packed weights of the model are.
     """
 
     config: RunConfig
@@ -101,6 +103,7 @@ class TrainingContext:
     _checkpoint_due: bool = False
     threads_available: int = field(factory=torch.get_num_threads)
     world: World = field(factory=Alone)
+    weights: Weights = field(factory=WholeWeights)
 
     @property
     def directory(self) -> Path:
@@ -211,7 +214,8 @@ class TrainingContext:
         """Within a block this process acts alone: what it computes or asks concerns no other rank."""
         world, self.world = self.world, Alone(self.device)
         try:
-            yield
+            with self.weights.apart():
+                yield
         finally:
             self.world = world
 
@@ -282,6 +286,7 @@ class TrainingContext:
                 step=self.step,
                 after_batch=self._after_evaluated_batch,
                 world=self.world,
+                weights=self.weights,
             )
         except _EvaluationStopped:
             self.stop_if_requested()

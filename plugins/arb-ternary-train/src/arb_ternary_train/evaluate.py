@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_train.protocols import TakesTime
+from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
@@ -83,6 +84,7 @@ def evaluate(
     step: int = 0,
     after_batch: Callable[[int], None] = lambda _: None,
     world: World | None = None,
+    weights: Weights | None = None,
 ) -> Evaluation:
     """Evaluate ``model`` on ``batches`` batches of the held-out samples of ``data`` (None: on all of them).
 
@@ -91,12 +93,14 @@ def evaluate(
     done; what it raises ends the evaluation.
 
     The ranks of ``world`` take batches in turn; sums of batches are added in their order, so that the outcome is to the
-    bit that of one process. Collective, ``after_batch`` too, which is called once a round.
+    bit that of one process. ``weights`` are those of the model. Collective, ``after_batch`` too, which is called once a
+    round.
 
     Raises:
         DataError: there is not one sample.
     """
     world = Alone() if world is None else world
+    held = WholeWeights() if weights is None else weights
     sums: list[tuple[float, int]] = []
     done = 0
     context = MaskContext(step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False)
@@ -109,8 +113,10 @@ def evaluate(
                 sums.append((float(counted_M.double().sum()), counted_M.numel()))
             done = index + 1
             if done % world.size == 0:
+                held.end_evaluation_round()
                 after_batch(done)
         if done % world.size:
+            held.end_evaluation_round()
             after_batch(done)
     total, count = 0.0, 0
     for round_ in zip_longest(*world.gather(sums), fillvalue=(0.0, 0)):

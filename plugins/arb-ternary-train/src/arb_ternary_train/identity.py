@@ -20,6 +20,7 @@ RUNTIME_KEYS: Final = frozenset(
         "backend",
         "deterministic",
         "threads",
+        "ranks",
         "checkpoint",
         "trackers",
         "checks",

@@ -89,7 +89,9 @@ class TrainingLoop:
         settle_threads(context, options, key)
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
         self.adjustment = Adjustment()
-        self._dealing = dealing_in(context.world, options.gradient_accumulation_steps)
+        self._dealing = dealing_in(
+            context.world, options.gradient_accumulation_steps, context.weights, context.config.ranks
+        )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._take_on(context.make_optimizer())
         request = BatchRequest(

@@ -33,7 +33,9 @@ from arb_ternary_train.protocols import Attachments, Check, CheckResult, LeavesM
 from arb_ternary_train.ranks.agreement import agree_on_run
 from arb_ternary_train.ranks.exchange import all_rows
 from arb_ternary_train.ranks.launch import joined
+from arb_ternary_train.ranks.owned_moments import all_moments
 from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_parts
+from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
@@ -135,6 +137,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
         del checkpoint  # its optimizer state would stay in memory as long as the run
+        _place_weights(context)
         yield context
 
 
@@ -223,6 +226,15 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
     if checkpoint is not None:
         context.tell(hookspecs.arb_checkpoint_load, context, checkpoint.state["observers"])
         context.note(f"continuing from {checkpoint.path.name}, step {checkpoint.step}")
+
+
+def _place_weights(context: TrainingContext) -> None:
+    context.weights = place_weights(context.model, context.config.ranks.weights, context.world)
+    if whole := context.weights.kept_whole:
+        context.note(
+            f"ranks.weights: backend {context.backend.name} packs {len(whole)} weights in tiles that do not end where "
+            f"the rows of a rank do; every rank has all of them: {', '.join(whole[:4])}{', ...' if whole[4:] else ''}"
+        )
 
 
 def _located(config: RunConfig, request: RunRequest, world: World) -> tuple[RunDirectory, Path | None]:
@@ -317,6 +329,9 @@ def _finish(context: TrainingContext) -> RunReport:
     if not untouched and (not isinstance(options, LogOptions) or options.eval_every):
         context.evaluate_at_end()
     all_rows(context.model)
+    context.weights.make_whole()
+    if context.optimizer is not None:
+        all_moments(context.optimizer)
     report: RunReport = context.world.from_main(lambda: _judge(context))
     return report
 

@@ -8,7 +8,7 @@ data, the masks and the hashes of a micro-batch do not depend on who takes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,21 @@ from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.protocols.data import Batches
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.protocols import DealtBatches
 from arb_ternary_train.ranks.exchange import own_rows, share_votes
+from arb_ternary_train.ranks.one_sum import OneSum
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
+from arb_ternary_train.ranks.owned_moments import own_moments
 from arb_ternary_train.ranks.refusals import refuse_optimizer
+from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["Dealing", "Dealt", "Learner", "OneByOne", "dealing_in"]
+
+_WHOLE: Final = WholeWeights()
+_NOTHING_SHARED: Final = RanksConfig()
 
 
 class Learner(Protocol):
@@ -92,12 +99,16 @@ class Dealt:
 
     Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in the order of places;
     after the last round every rank has those sums, as one process would. Votes are integers: an optimizer's exchange
-    adds them when it steps.
+    adds them when it steps. Without ``shared.ordered_sums`` the gradients are added in an order of torch's.
     """
 
-    def __init__(self, world: World, places: int) -> None:
+    def __init__(
+        self, world: World, places: int, weights: Weights = _WHOLE, shared: RanksConfig = _NOTHING_SHARED
+    ) -> None:
         self.turn = places
         self._world = world
+        self._weights = weights
+        self._shared = shared
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
         """See :class:`Dealing`; ConfigError where several ranks cannot train with ``optimizer``."""
@@ -105,6 +116,8 @@ class Dealt:
         voters = _sum_votes(model, optimizer, always=True)
         own_rows(model, self._world)
         share_votes(optimizer, self._world)
+        if self._shared.optimizer_state == "sharded":
+            own_moments(optimizer, self._world)
         return voters
 
     def train(self, learner: Learner, place: int) -> list[Outcome]:
@@ -119,19 +132,21 @@ class Dealt:
             )
         if isinstance(learner.batches, DealtBatches):
             learner.batches.deal(rank, size, places)
-        sums, mine, done = OrderedSums(self._world), [], 0
+        ordered, mine, done = self._shared.ordered_sums, [], 0
+        sums = OrderedSums(self._world) if ordered else OneSum(self._world, len(_learning(learner.model)))
         for own in range(rank, rank + -(-places // size) * size, size):
             trained = own < places
             if trained:
                 _pass_over(learner, own - done)
                 mine.append(learner.train_on(own))
                 done = own + 1
+            self._weights.end_round()
             self._add(sums, learner, trained and mine[-1].finite)
         _pass_over(learner, places - done)
         self._take(sums, learner)
         return self._outcomes(mine)
 
-    def _add(self, sums: OrderedSums, learner: Learner, present: bool) -> None:
+    def _add(self, sums: OrderedSums | OneSum, learner: Learner, present: bool) -> None:
         """Hand in what a micro-batch has left, and clear it."""
         parameters = _learning(learner.model)
         tensors = [p if p.grad is None else p.grad for p in parameters]
@@ -145,7 +160,7 @@ class Dealt:
         for module in learner.voters:
             module.end_micro_batch()
 
-    def _take(self, sums: OrderedSums, learner: Learner) -> None:
+    def _take(self, sums: OrderedSums | OneSum, learner: Learner) -> None:
         """Leave the sums where one process would have left them."""
         parameters, totals, present = _learning(learner.model), sums.finish(), sums.present
         for parameter, total, there in zip(parameters, totals, present, strict=False):
@@ -168,8 +183,14 @@ class Dealt:
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 
 
-def dealing_in(world: World, places: int) -> Dealing:
+def dealing_in(world: World, places: int, weights: Weights = _WHOLE, shared: RanksConfig = _NOTHING_SHARED) -> Dealing:
     """How the ``places`` micro-batches of a step are dealt in ``world``.
+
+    Args:
+        world: the ranks.
+        places: micro-batches of a step.
+        weights: those of the model.
+        shared: what the ranks share.
 
     Raises:
         ConfigError: there are more ranks than micro-batches.
@@ -183,7 +204,7 @@ def dealing_in(world: World, places: int) -> Dealing:
             f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or more, with as much "
             "smaller a batch_size: it counts the micro-batches of all ranks together.",
         )
-    return Dealt(world, places)
+    return Dealt(world, places, weights, shared)
 
 
 def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[TernaryModule]:

@@ -41,7 +41,7 @@ class OwnedRows:
         bounds: first row, and the one after the last, of every rank.
         flips: number of flips that the step under way has counted here; None where nothing was applied.
         before: own rows of the packed weight as they were, and
-        after: as the step has left them.
+        after: as the step has left them; both None where the weight has no other rows and is changed itself.
     """
 
     module: TernaryModule
@@ -70,23 +70,29 @@ class OwnedRows:
         """Flip own rows, of a copy: the weight itself follows when all ranks have told their flips."""
         module = self.module
         first, last = self.bounds[self.world.rank]
-        shape = rows_shape(module.shape, first, last)
-        self.flips = torch.zeros((), dtype=torch.int64, device=module.weight.device)
         self.before = wire_kernel(module.backend, "weight_rows")(module.weight, module.shape, first, last)
         self.after = self.before.clone()
-        if first < last:
-            state = module.vote_state()._replace(
-                weight=self.after,
-                exponent=module.exponent[first:last],
-                exponent_votes=None,
-                sums=None,
-                exponent_sums=None,
-                sizes=(shape.out_features, shape.in_features, shape.group_size, shape.vote_bits),
-                first_row=first,
-            )
-            hashes = op == "apply_scaled_votes" and first > 0
-            kernel(module.backend, op, ROW_SHARDS if hashes else None)(state, *settings)
+        self.flips = self.flip_(self.after, op, *settings)
         return self.flips
+
+    def flip_(self, weight: Tensor, op: str, *settings: int) -> Tensor:
+        """Flip own rows in ``weight``, which holds no others; returns how many trits have changed, an int64 scalar."""
+        module, (first, last) = self.module, self.bounds[self.world.rank]
+        if first == last:
+            return torch.zeros((), dtype=torch.int64, device=weight.device)
+        shape = rows_shape(module.shape, first, last)
+        state = module.vote_state()._replace(
+            weight=weight,
+            exponent=module.exponent[first:last],
+            exponent_votes=None,
+            sums=None,
+            exponent_sums=None,
+            sizes=(shape.out_features, shape.in_features, shape.group_size, shape.vote_bits),
+            first_row=first,
+        )
+        hashes = op == "apply_scaled_votes" and first > 0
+        changed: Tensor = kernel(module.backend, op, ROW_SHARDS if hashes else None)(state, *settings)
+        return changed
 
 
 def own_rows(model: nn.Module, world: World) -> None:
@@ -97,7 +103,8 @@ def own_rows(model: nn.Module, world: World) -> None:
     for _, module in ternary_modules(model):
         if module.owner is None and not module.frozen:
             held = module.logical_votes()
-            module.owner = OwnedRows(module, world, row_bounds(module.shape.out_features, world.size))
+            kind: type[OwnedRows] = getattr(module, "row_owner", OwnedRows)
+            module.owner = kind(module, world, row_bounds(module.shape.out_features, world.size))
             module.votes = module.packed_votes(held)
 
 
@@ -198,7 +205,9 @@ class OwnerRows:
     def share(self, optimizer: TernaryOptimizer, flips: Sequence[Tensor]) -> None:
         """Make the flips of all ranks in the weight of every module. Collective."""
         world = self.world
-        owners = [m.owner for m in optimizer.modules if isinstance(m.owner, OwnedRows) and m.owner.flips is not None]
+        flipped = [m.owner for m in optimizer.modules if isinstance(m.owner, OwnedRows) and m.owner.flips is not None]
+        self._count_flips([owner for owner in flipped if owner.before is None])
+        owners = [owner for owner in flipped if owner.before is not None]
         if not owners:
             return
         spaces = [_address_space(owners, rank) for rank in range(world.size)]
@@ -218,6 +227,18 @@ class OwnerRows:
         for owner in owners:
             torch.autograd.graph.increment_version((owner.module.weight, owner.module.votes))
             owner.flips = owner.before = owner.after = None
+
+    def _count_flips(self, owners: Sequence[OwnedRows]) -> None:
+        """Of owners whose rows no other rank has: how many trits of all rows have flipped."""
+        counts = [owner.flips for owner in owners if owner.flips is not None]
+        if not counts:
+            return
+        total = torch.stack(counts)
+        dist.all_reduce(total, group=self.world.group)
+        self.sent_bytes += total.nbytes
+        for owner, count, whole in zip(owners, counts, total, strict=True):
+            count.copy_(whole)
+            owner.flips = None
 
 
 def _address_space(owners: Sequence[OwnedRows], rank: int) -> list[int]:

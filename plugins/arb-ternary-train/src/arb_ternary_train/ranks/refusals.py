@@ -20,6 +20,7 @@ from arb_ternary_train.build import RunParts, choices_in
 from arb_ternary_train.checkpoint import Checkpoint
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.protocols import RefusesRanks
+from arb_ternary_train.ranks.owned_moments import unsliced
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.seeding import preserved_global_rng
 
@@ -55,6 +56,8 @@ def refuse_parts(config: RunConfig, parts: RunParts, world: World) -> None:
                 optimizer = None
         if optimizer is not None:
             found.extend(_in_optimizer(optimizer))
+            if config.ranks.optimizer_state == "sharded":
+                found.extend(("ranks.optimizer_state", why) for why in unsliced(optimizer))
     _raise(world, found)
 
 
@@ -107,8 +110,19 @@ def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
             yield f"{where}.preserve_state", "what the model remembers goes from one micro-batch to the next"
         if getattr(options, "policy", None) is not None:
             yield f"{where}.policy", f"{options.policy.name!r} tries steps and takes them back in one process"
+        if config.ranks.weights == "sharded":
+            yield from _with_sharded_weights(choice, where)
         if getattr(options, "use_amp", False) and options.amp_dtype == "float16":
             yield f"{where}.amp_dtype", "the scale of the loss follows the gradients of one process; use bfloat16"
+
+
+def _with_sharded_weights(choice: Choice[Any], where: str) -> Iterator[tuple[str, str]]:
+    from arb_ternary_train.standard import StandardPhase  # its loop imports this module
+
+    if not isinstance(choice.build(), StandardPhase):
+        yield where, f"{choice.name!r} may run parts of a model, or change it; it needs ranks.weights: replicated"
+    if getattr(choice.options, "compile_model", False):
+        yield f"{where}.compile_model", "what is compiled cannot gather weights; use it with ranks.weights: replicated"
 
 
 def _in_components(config: RunConfig) -> Iterator[tuple[str, str]]:
