@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.protocols import DealtBatches
+from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.exchange import own_rows, share_votes
 from arb_ternary_train.ranks.one_sum import OneSum
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
@@ -178,7 +178,7 @@ class Dealt:
             own[index] = torch.tensor([outcome.loss, outcome.tokens], dtype=torch.float64)
         own = own.to(self._world.device)
         found = own.new_empty(self._world.size * rounds, 2)
-        dist.all_gather_into_tensor(found, own, group=self._world.group)
+        all_gather_single(found, own, group=self._world.group)
         rows = found.view(self._world.size, rounds, 2).transpose(0, 1).reshape(-1, 2)[: self.turn].tolist()
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 

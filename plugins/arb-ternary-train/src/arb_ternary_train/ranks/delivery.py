@@ -17,6 +17,7 @@ from attrs import define, field
 from torch import Tensor
 
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.digits import base_for, bytes_for
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.wire import wire_kernel
@@ -111,7 +112,7 @@ class Delivery:
         world = self._world
         own = torch.tensor([module.casts for module in block.modules], dtype=torch.int32, device=world.device)
         block.casts = own.new_empty(world.size * len(own))
-        block.work = dist.all_gather_into_tensor(block.casts, own, group=world.group, async_op=True)
+        block.work = all_gather_single(block.casts, own, group=world.group, async_op=True)
         self.sent_bytes += own.nbytes * (world.size - 1)
 
     def _send(self, block: _Block) -> None:

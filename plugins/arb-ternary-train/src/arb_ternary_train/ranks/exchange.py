@@ -23,6 +23,7 @@ from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.delivery import Delivery
 from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips, flips_counted
 from arb_ternary_train.ranks.rows import row_bounds, rows_shape
@@ -62,7 +63,7 @@ class OwnedRows:
         own = held.new_zeros(most, *held.shape[1:])
         own[: held.shape[0]] = held
         found = held.new_empty(self.world.size * most, *held.shape[1:])
-        dist.all_gather_into_tensor(found, own, group=self.world.group)
+        all_gather_single(found, own, group=self.world.group)
         pieces = [found[rank * most : rank * most + last - first] for rank, (first, last) in enumerate(self.bounds)]
         return torch.cat(pieces)
 
@@ -196,7 +197,7 @@ class OwnerRows:
         padded = torch.zeros(most, dtype=torch.uint8, device=self.world.device)
         padded[: own.numel()] = own
         found = padded.new_empty(self.world.size * most)
-        dist.all_gather_into_tensor(found, padded, group=self.world.group)
+        all_gather_single(found, padded, group=self.world.group)
         self.sent_bytes += own.numel() * (self.world.size - 1)
         return [found[rank * most : rank * most + size] for rank, size in enumerate(sizes)]
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["OrderedSums"]
@@ -79,7 +80,7 @@ class OrderedSums:
         if layout is None or not layout.outlines:
             return []
         gathered = torch.empty_like(self._sent)
-        dist.all_gather_into_tensor(gathered, self._total, group=self._world.group)
+        all_gather_single(gathered, self._total, group=self._world.group)
         sums = [torch.zeros_like(outline, device=self._world.device) for outline in layout.outlines]
         layout.numbers_out(gathered, sums, self.present)
         return sums

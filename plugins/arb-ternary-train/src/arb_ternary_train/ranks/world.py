@@ -268,7 +268,8 @@ class Ranks:
         cause = self._behind(error)
         if cause is None and self._farewells is not None:
             reason = error.what if isinstance(error, ArbError) else f"{type(error).__name__}: {error}"
-            self._farewells.set(f"left/{self.rank}", reason)
+            with suppress(RuntimeError):  # who hosts it may be the one who is gone
+                self._farewells.set(f"left/{self.rank}", reason)
         self._end()
         return cause
 
@@ -278,12 +279,13 @@ class Ranks:
             return None
         again = "Its own message says more. Start again with --resume; torchrun --max-restarts N does so itself."
         until = time.monotonic() + _FAREWELL
-        while self._farewells is not None and time.monotonic() < until:
-            for member in self._members:
-                if self._farewells.check([key := f"left/{member.rank}"]):
-                    reason = self._farewells.get(key).decode()
-                    return ArbError(f"rank {self.rank}: {member} has ended: {reason}", again)
-            time.sleep(0.1)
+        with suppress(RuntimeError):  # who hosts the farewells may be the one who is gone
+            while self._farewells is not None and time.monotonic() < until:
+                for member in self._members:
+                    if self._farewells.check([key := f"left/{member.rank}"]):
+                        reason = self._farewells.get(key).decode()
+                        return ArbError(f"rank {self.rank}: {member} has ended: {reason}", again)
+                time.sleep(0.1)
         first = str(error).partition("\n")[0]
         return ArbError(
             f"rank {self.rank}: another rank has ended without a word, after all had met at {self._waiting!r}: {first}",

@@ -1,0 +1,163 @@
+"""Ranks that are killed, halted or asked to stop, at any moment: named, saved, and the same bytes in the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arb_ternary.config.yaml_document import dump_yaml
+
+Compare = Callable[[Path, Path], None]
+
+
+@pytest.fixture(scope="module")
+def config(ranks: Any, text: Path) -> Path:
+    shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32, "float_parts": ["norms"]}
+    phase = {
+        "name": "standard", "steps": 12, "batch_size": 2, "block_size": 8, "eval_every": 5, "eval_batches": 3,
+        "gradient_accumulation_steps": 3,
+    }  # fmt: skip
+    path: Path = ranks.folder / "lost.yaml"
+    path.write_text(
+        dump_yaml(
+            {
+                "name": "lost",
+                "data": {"name": "text", "path": str(text), "tokenizer": "characters"},
+                "model": {"name": "decoder", **shape},
+                "optimizer": {
+                    "name": "split",
+                    "ternary": {"name": "sign_votes", "accum_threshold": 2, "e_accum_threshold": 2},
+                    "float": "adamw",
+                },
+                "threads": 1,
+                "deterministic": True,
+                "checkpoint": {"every": 3, "keep": 2},
+                "phases": [phase],
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Any, config: Path) -> Path:
+    """The run of one process that nobody disturbs."""
+    directory: Path = ranks.folder / "whole"
+    ranks.must(config, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def moments(ranks: Any, config: Path, whole: Path, same_files: Compare) -> list[int]:
+    """How many moments each of two ranks sees in a run that nobody disturbs."""
+    directory = ranks.folder / "undisturbed"
+    ended = ranks.must(config, directory, size=2)
+    same_files(whole, directory)
+    found: list[int] = ended.moments
+    return found
+
+
+def killed_and_restarted(
+    ranks: Any, config: Path, whole: Path, same_files: Compare, directory: Path, at: tuple[int, int]
+) -> None:
+    ended = ranks.run(config, directory, size=2, kill=at)
+    rank, other = at[0], 1 - at[0]
+    assert ended.codes[rank] == -9
+    # The other ends by itself, and says so; if it had nothing left to do with the first one, it may have finished.
+    assert ended.codes[other] in (0, 1)
+    if ended.codes[other]:
+        assert "has ended" in ended.said[other]
+    ranks.must(config, directory, size=2, attempt=1)
+    same_files(whole, directory)
+
+
+def test_a_killed_rank_and_the_first_restart_end_with_the_same_bytes(
+    ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare
+) -> None:
+    # In the middle of a run, a rank that does not write.
+    directory = ranks.folder / "killed"
+    killed_and_restarted(ranks, config, whole, same_files, directory, (1, moments[1] // 2))
+
+
+@pytest.mark.slow
+def test_a_random_rank_killed_at_twenty_random_moments(
+    ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare
+) -> None:
+    generator = random.Random(18)
+    for number in range(20):
+        rank = generator.randrange(2)
+        at = (rank, generator.randrange(1, moments[rank] + 1))
+        killed_and_restarted(ranks, config, whole, same_files, ranks.folder / f"killed {number}", at)
+
+
+def test_a_halted_rank_is_named_with_its_host_and_process(ranks: Any, config: Path, moments: list[int]) -> None:
+    ended = ranks.run(
+        config,
+        ranks.folder / "halted",
+        size=2,
+        halt=(1, moments[1] // 2),
+        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
+    )
+    assert ended.codes == [1, -9]
+    assert f"rank 1 (host {_host()}, pid {ended.pids[1]}): no sign of life for 2 s" in ended.said[0]
+
+
+@pytest.mark.slow
+def test_a_halted_rank_0_is_named_while_it_saves(ranks: Any, config: Path, moments: list[int]) -> None:
+    ended = ranks.run(
+        config,
+        ranks.folder / "halted 0",
+        size=3,
+        halt=(0, moments[0] * 2 // 3),
+        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
+    )
+    assert ended.codes == [-9, 1, 1]
+    for said in ended.said[1:]:
+        assert f"rank 0 (host {_host()}, pid {ended.pids[0]}): no sign of life for 2 s" in said
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_all_ranks_save_and_stop_when_one_is_asked_to(
+    ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare, rank: int
+) -> None:
+    directory = ranks.folder / f"asked {rank}"
+    ended = ranks.run(config, directory, size=2, ask=(rank, moments[rank] // 2))
+    assert ended.codes == [130, 130]
+    assert all("stopped by SIGTERM after step" in said for said in ended.said)
+    assert list((directory / "checkpoints").glob("step-*"))
+    ranks.must(config, directory, size=2, resume="auto")
+    same_files(whole, directory)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_ranks(ranks: Any, config: Path, same_files: Compare) -> None:
+    n = "phases.0.gradient_accumulation_steps=4"
+    whole, moved = ranks.folder / "whole 4", ranks.folder / "moved"
+    ranks.must(config, whole, n)
+    for share, size in ((3, 2), (2, 4)):
+        seen = ranks.must(config, ranks.folder / f"undisturbed on {size}", n, size=size).moments
+        resume = "auto" if moved.exists() else None
+        stopped = ranks.run(config, moved, n, size=size, resume=resume, ask=(1, seen[1] // share))
+        assert set(stopped.codes) == {130}, "\n".join(stopped.said)
+    ranks.must(config, moved, n, resume="auto")
+    same_files(whole, moved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_ranks(ranks: Any, config: Path, same_files: Compare, size: int) -> None:
+    n = "phases.0.gradient_accumulation_steps=5"
+    one, more = ranks.folder / f"one for {size}", ranks.folder / f"{size} ranks"
+    ranks.must(config, one, n)
+    ranks.must(config, more, n, size=size)
+    same_files(one, more)
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname()

@@ -1,0 +1,154 @@
+"""The command as people start it: torchrun, which starts ranks anew, and exported variables as srun has them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arb_ternary.config.yaml_document import dump_yaml
+from arb_ternary.environment import for_child
+
+Compare = Callable[[Path, Path], None]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+#: A tracker, which only rank 0 has, that kills its process when torchrun has not started it anew yet.
+KILLER = """
+import os, signal
+from arb_ternary import hookimpl
+from arb_ternary_train.specs import TrackerSpec
+
+ARB_API_VERSION = (1, 0)
+
+class Killer:
+    @hookimpl
+    def arb_step_end(self, step):
+        if step == 5 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def build(config):
+    return Killer()
+
+@hookimpl
+def arb_register_trackers():
+    return [TrackerSpec(name="killer", target="killer:build", summary="kills rank 0 once")]
+"""
+
+
+@pytest.fixture
+def config(text: Path, tmp_path: Path) -> Path:
+    shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32, "float_parts": ["norms"]}
+    phase = {"name": "standard", "steps": 8, "batch_size": 2, "block_size": 8, "gradient_accumulation_steps": 2}
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        dump_yaml(
+            {
+                "name": "run",
+                "data": {"name": "text", "path": str(text), "tokenizer": "characters"},
+                "model": {"name": "decoder", **shape},
+                "optimizer": {
+                    "name": "split",
+                    "ternary": {"name": "sign_votes", "accum_threshold": 2},
+                    "float": "adamw",
+                },
+                "threads": 1,
+                "deterministic": True,
+                "checkpoint": {"every": 3, "keep": 2},
+                "phases": [{**phase, "eval_every": 4, "eval_batches": 3}],
+            }
+        )
+    )
+    return path
+
+
+def command(config: Path, directory: Path, *more: str) -> list[str]:
+    return ["-m", "arb_ternary", "train", str(config), "--run-dir", str(directory), *more]
+
+
+def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    # What a test writes can be imported too.
+    paths = [str(Path(arguments[arguments.index("train") + 1]).parent)] if "train" in arguments else []
+    paths += [path for path in sys.path if path]
+    environment = for_child(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths), **variables)
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_process(
+    config: Path, tmp_path: Path, same_files: Compare
+) -> None:
+    (tmp_path / "killer.py").write_text(KILLER)
+    with config.open("a") as file:
+        file.write("plugins: [killer.py]\ntrackers: [killer]\n")
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = finish([sys.executable, *command(config, one)])
+    assert alone.returncode == 0, alone.stderr
+    launched = finish([*TORCHRUN, "--max-restarts", "1", *command(config, two)])
+    assert launched.returncode == 0, launched.stderr
+    assert "continuing from step-00000003" in launched.stderr
+    # One progress display, and one report.
+    assert launched.stderr.count("step 4: validation loss") == 1 + 1  # once before the kill, once after it
+    assert launched.stdout.count("tokens trained on") == 1
+    same_files(one, two)
+
+
+@pytest.mark.slow
+def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on(
+    config: Path, tmp_path: Path, same_files: Compare
+) -> None:
+    long = [*command(config, tmp_path / "two"), "-o", "phases.0.steps=3000", "-o", "phases.0.eval_every=0"]
+    long += ["-o", "phases.0.eval_batches=8"]
+    stopped = subprocess.Popen(
+        [*TORCHRUN, *long],
+        env=for_child(OMP_NUM_THREADS="1"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not list((tmp_path / "two" / "checkpoints").glob("step-*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    stopped.send_signal(signal.SIGTERM)
+    _, said = stopped.communicate(timeout=120)
+    assert "stopped by SIGTERM after step" in said
+    assert stopped.returncode != 0
+    assert not list((tmp_path / "two" / "checkpoints").glob(".writing-*"))
+
+
+@pytest.mark.slow
+def test_ranks_with_exported_variables_as_srun_has_them(config: Path, tmp_path: Path, same_files: Compare) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert finish([sys.executable, *command(config, one)]).returncode == 0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2", "OMP_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen([sys.executable, *command(config, two)], env=for_child(SLURM_PROCID=str(rank), **shared))
+        for rank in range(2)
+    ]
+    assert [child.wait(300) for child in children] == [0, 0]
+    same_files(one, two)
+
+
+@pytest.mark.slow
+def test_ranks_that_disagree_are_told_by_rank(config: Path, tmp_path: Path) -> None:
+    # Each rank reads a config of its own: the second one has another seed.
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text() + "seed: 7\n")
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import os, sys\nfrom arb_ternary.cli.main import main\n"
+        "sys.exit(main(['train', sys.argv[1 + int(os.environ['RANK'])], '--run-dir', sys.argv[3]]))\n"
+    )
+    ended = finish([*TORCHRUN, str(script), str(config), str(other), str(tmp_path / "two")])
+    assert ended.returncode != 0
+    assert "config: the ranks do not agree" in ended.stderr
+    assert "seed: rank 0: 0" in ended.stderr
+    assert "seed: rank 1: 7" in ended.stderr
+    assert not (tmp_path / "two").exists()
