@@ -44,7 +44,7 @@ def _forced(device: str) -> EnvironmentProblem:
 
 def test_every_op_is_its_own() -> None:
     backend = get_backend("triton")
-    assert set(backend.kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS}
+    assert set(backend.kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, "sums_to_quanta"}
     assert backend.capabilities == {FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS}
     for op, kernel in backend.kernels.items():
         assert kernel.__module__.startswith("arb_ternary_triton"), op

@@ -19,6 +19,7 @@ from torch import Tensor
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend, WeightShape
 from arb_ternary.backends.vote_state import VoteState
+from arb_ternary.counters.hashing import counter_hash
 from arb_ternary_testing import BackendSuite
 from arb_ternary_train.ranks.wire import WIRE_KERNELS
 from arb_ternary_triton import backend
@@ -124,9 +125,14 @@ def _recorded(ours: Callable[..., Any], wanted: Callable[..., Any]) -> Callable[
     return call
 
 
+def _quanta(sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int) -> Tensor:
+    noise = counter_hash(sums.numel(), *words, start=start).view(sums.shape) >> 8 & (1 << 24) - 1
+    return ((sums.long() * ((whole << 24) + fraction) + noise) >> 24).to(torch.int32)
+
+
 @pytest.mark.slow
 class TestEveryLaunch(BackendSuite):
     def make_backend(self) -> KernelBackend:
-        torch_kernels = {**reference.build().kernels, **WIRE_KERNELS}
+        torch_kernels = {**reference.build().kernels, **WIRE_KERNELS, "sums_to_quanta": _quanta}
         ours = backend.build().kernels
         return _Recorded(kernels={op: _recorded(ours[op], torch_kernels[op]) for op in ours})

@@ -99,5 +99,6 @@ def build() -> KernelBackend:
             "weight_rows": wire.weight_rows,
             "flip_list": wire.flip_list,
             "apply_flips_": wire.apply_flips_,
+            "sums_to_quanta": wire.sums_to_quanta,
         }
     )

@@ -1,6 +1,7 @@
-"""What travels between ranks: votes as digits of bytes, and lists of trits that have moved.
+"""What travels between ranks: votes as digits of bytes, and lists of trits that have moved; what sums are worth.
 
-Meaning and signatures are those of ``arb_ternary_train.ranks``, which looks these kernels up by name.
+Meaning and signatures are those of ``arb_ternary_train.ranks`` and ``arb_ternary_votes.levels``, which look for these
+kernels by name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.counters.hashing import hash_key, signed
 from arb_ternary_triton.arguments import check_mutable, check_packed, check_readable, packed_columns
 from arb_ternary_triton.kernels.wire import (
     add_digits_kernel,
@@ -19,11 +21,20 @@ from arb_ternary_triton.kernels.wire import (
     count_flips_kernel,
     list_flips_kernel,
     pack_digits_kernel,
+    quanta_kernel,
 )
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.tiles import elementwise
 
-__all__ = ["add_digits_", "apply_flips_", "bytes_to_digits", "digits_to_bytes", "flip_list", "weight_rows"]
+__all__ = [
+    "add_digits_",
+    "apply_flips_",
+    "bytes_to_digits",
+    "digits_to_bytes",
+    "flip_list",
+    "sums_to_quanta",
+    "weight_rows",
+]
 
 #: Digits that a byte holds, by base; base 65535 stands for int16 as it is.
 _DIGITS: Final = {3: 5, 5: 3, 15: 2, 255: 1}
@@ -127,3 +138,18 @@ def apply_flips_(weight: Tensor, shape: WeightShape, places: Tensor, directions:
     _require(faults[0] == 0, f"a flip is outside a weight of {rows} x {columns}")
     _require(faults[1] == 0, "a flip leads outside -1..1: the replicas of this weight differ")
     launch(apply_flips_kernel, grid, *operands, count, columns, weight.shape[1], CHUNK=chunk)
+
+
+def sums_to_quanta(sums: Tensor, whole: int, fraction: int, words: tuple[int, int, int], start: int) -> Tensor:
+    """Sums of votes in whole quanta, int32: of at most 2**32, whose first has the index ``start`` in the hash."""
+    sums = check_readable(sums, "sums", (torch.int16, torch.int32), tuple(sums.shape))
+    quanta = torch.empty(sums.shape, dtype=torch.int32, device=sums.device)
+    count = sums.numel()
+    if count > 1 << 32:
+        raise ValueError(f"the triton backend takes up to {1 << 32} sums, got {count}")
+    keys = (signed(hash_key(*words, (start >> 32) + block)) for block in (0, 1))
+    chunk = _chunk(count)
+    launch(
+        quanta_kernel, (cdiv(count, chunk),), sums, quanta, count, whole, fraction, signed(start), *keys, CHUNK=chunk
+    )
+    return quanta

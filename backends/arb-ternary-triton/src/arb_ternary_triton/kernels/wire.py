@@ -1,11 +1,11 @@
-"""What travels between ranks: votes as digits of bytes, trits that have moved."""
+"""What travels between ranks: votes as digits of bytes, trits that have moved; and what sums of votes are worth."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from arb_ternary_triton.kernels.common import BLOCK, LANES, load_trits
+from arb_ternary_triton.kernels.common import BLOCK, LANES, draw, load_trits
 
 __all__ = [
     "add_digits_kernel",
@@ -14,6 +14,7 @@ __all__ = [
     "count_flips_kernel",
     "list_flips_kernel",
     "pack_digits_kernel",
+    "quanta_kernel",
 ]
 
 
@@ -129,3 +130,19 @@ def apply_flips_kernel(
     direction = tl.load(directions + index_C, mask=inside, other=0).to(tl.int32)
     word, shift = _word_of(place, columns, row_bytes)
     tl.atomic_add(words + word, direction << shift, mask=inside)
+
+
+@triton.jit(do_not_specialize=["whole", "fraction", "start", "key", "next_key"])
+def quanta_kernel(
+    sums, quanta, count, whole, fraction, start, key, next_key,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """``floor(sums * (whole + fraction / 2**24) + u)``, clipped to int32; ``next_key`` is that of the next 2**32."""
+    index_C = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = index_C < count
+    place = start.to(tl.uint32, bitcast=True).to(tl.int64) + index_C
+    bits = tl.where(place >> 32 == 0, draw(place.to(tl.uint32), key), draw(place.to(tl.uint32), next_key))
+    sums_C = tl.load(sums + index_C, mask=inside, other=0).to(tl.int64)
+    worth = ((sums_C * fraction + (bits >> 8).to(tl.int64)) >> 24) + sums_C * whole
+    worth = tl.minimum(tl.maximum(worth, -(2**31)), 2**31 - 1)
+    tl.store(quanta + index_C, worth.to(tl.int32), mask=inside)
