@@ -90,7 +90,11 @@ class TrainingLoop:
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
         self.adjustment = Adjustment()
         self._dealing = dealing_in(
-            context.world, options.gradient_accumulation_steps, context.weights, context.config.ranks
+            context.world,
+            options.gradient_accumulation_steps,
+            context.weights,
+            context.config.ranks,
+            compiled=options.compile_model,
         )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._take_on(context.make_optimizer())

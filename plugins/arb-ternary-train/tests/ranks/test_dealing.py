@@ -144,3 +144,30 @@ def test_two_ranks_leave_what_one_process_leaves() -> None:
 def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
     with pytest.raises(CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"):
         Dealt(Alone(), PLACES).train(Learner(Skipping()), 3)
+
+
+class PutsOff(torch.optim.SGD):
+    """A wrapper that keeps micro-batches for later steps, and drops some of them, by itself."""
+
+    defers = True
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))])
+        self.inner = inner
+
+
+def test_votes_are_summed_where_a_step_has_several_micro_batches_and_is_not_put_off() -> None:
+    learner = Learner(Skipping())
+    learner.model["still"] = TernaryLinear(16, 3, group_size=32)  # nothing trains it
+    table, still = learner.model["table"], learner.model["still"]
+    for places, optimizer, summed in (
+        (1, learner.optimizer, False),
+        (2, learner.optimizer, True),
+        (2, PutsOff(learner.optimizer), False),
+    ):
+        assert OneByOne(places).adopt(learner.model, optimizer) == [table]
+        assert (table.sums is not None) == summed
+        assert still.sums is None
+    levels = ScaledVotes({"table": table}, vote_levels=3)
+    OneByOne(1).adopt(learner.model, levels)
+    assert table.sums is not None

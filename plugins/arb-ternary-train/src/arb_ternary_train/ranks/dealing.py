@@ -24,7 +24,7 @@ from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.protocols import DealtBatches
 from arb_ternary_train.ranks.collectives import all_gather_single
-from arb_ternary_train.ranks.exchange import own_rows, share_votes
+from arb_ternary_train.ranks.exchange import OwnerRows, own_rows, share_votes
 from arb_ternary_train.ranks.one_sum import OneSum
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
 from arb_ternary_train.ranks.owned_moments import own_moments
@@ -100,22 +100,33 @@ class Dealt:
     Gradients of float parameters, and magnitudes and statistics of ternary modules, are added in the order of places;
     after the last round every rank has those sums, as one process would. Votes are integers: an optimizer's exchange
     adds them when it steps. Without ``shared.ordered_sums`` the gradients are added in an order of torch's.
+
+    In the last round votes leave while backward goes on, unless others than the one rule would then talk to the ranks:
+    gathers of weights, or a second rule; or where ``compiled`` backward calls nobody.
     """
 
     def __init__(
-        self, world: World, places: int, weights: Weights = _WHOLE, shared: RanksConfig = _NOTHING_SHARED
+        self,
+        world: World,
+        places: int,
+        weights: Weights = _WHOLE,
+        shared: RanksConfig = _NOTHING_SHARED,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.turn = places
         self._world = world
         self._weights = weights
         self._shared = shared
+        self._compiled = compiled
+        self._exchanges: dict[TernaryOptimizer, OwnerRows] = {}
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
         """See :class:`Dealing`; ConfigError where several ranks cannot train with ``optimizer``."""
         refuse_optimizer(optimizer, self._world)
         voters = _sum_votes(model, optimizer, always=True)
         own_rows(model, self._world)
-        share_votes(optimizer, self._world)
+        self._exchanges = share_votes(optimizer, self._world)
         if self._shared.optimizer_state == "sharded":
             own_moments(optimizer, self._world)
         return voters
@@ -134,17 +145,28 @@ class Dealt:
             learner.batches.deal(rank, size, places)
         ordered, mine, done = self._shared.ordered_sums, [], 0
         sums = OrderedSums(self._world) if ordered else OneSum(self._world, len(_learning(learner.model)))
+        for exchange in self._exchanges.values():
+            exchange.begin()
         for own in range(rank, rank + -(-places // size) * size, size):
-            trained = own < places
+            trained, last = own < places, own // size == (places - 1) // size
             if trained:
                 _pass_over(learner, own - done)
+                for rule, exchange in self._exchanges.items() if last and self._may_watch else ():
+                    exchange.watch(rule)
                 mine.append(learner.train_on(own))
                 done = own + 1
             self._weights.end_round()
+            if last:
+                for rule, exchange in self._exchanges.items():
+                    exchange.flush(rule)
             self._add(sums, learner, trained and mine[-1].finite)
         _pass_over(learner, places - done)
         self._take(sums, learner)
         return self._outcomes(mine)
+
+    @property
+    def _may_watch(self) -> bool:
+        return len(self._exchanges) == 1 and isinstance(self._weights, WholeWeights) and not self._compiled
 
     def _add(self, sums: OrderedSums | OneSum, learner: Learner, present: bool) -> None:
         """Hand in what a micro-batch has left, and clear it."""
@@ -183,7 +205,14 @@ class Dealt:
         return [Outcome(loss, int(tokens)) for loss, tokens in rows]
 
 
-def dealing_in(world: World, places: int, weights: Weights = _WHOLE, shared: RanksConfig = _NOTHING_SHARED) -> Dealing:
+def dealing_in(
+    world: World,
+    places: int,
+    weights: Weights = _WHOLE,
+    shared: RanksConfig = _NOTHING_SHARED,
+    *,
+    compiled: bool = False,
+) -> Dealing:
     """How the ``places`` micro-batches of a step are dealt in ``world``.
 
     Args:
@@ -191,6 +220,7 @@ def dealing_in(world: World, places: int, weights: Weights = _WHOLE, shared: Ran
         places: micro-batches of a step.
         weights: those of the model.
         shared: what the ranks share.
+        compiled: the model is.
 
     Raises:
         ConfigError: there are more ranks than micro-batches.
@@ -204,7 +234,7 @@ def dealing_in(world: World, places: int, weights: Weights = _WHOLE, shared: Ran
             f"Start at most {places} ranks, or set gradient_accumulation_steps to {world.size} or more, with as much "
             "smaller a batch_size: it counts the micro-batches of all ranks together.",
         )
-    return Dealt(world, places, weights, shared)
+    return Dealt(world, places, weights, shared, compiled=compiled)
 
 
 def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[TernaryModule]:

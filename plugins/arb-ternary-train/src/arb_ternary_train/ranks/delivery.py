@@ -106,6 +106,11 @@ class Delivery:
             total |= {module: sum(of[index] for of in casts) for index, module in enumerate(block.modules)}
         return total
 
+    def drop(self) -> None:
+        """Wait for what is on its way, and forget it; after :meth:`flush`."""
+        for block in self._blocks:
+            block.work.wait()
+
     # --- one block ---
 
     def _count(self, block: _Block) -> None:

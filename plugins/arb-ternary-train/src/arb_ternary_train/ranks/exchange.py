@@ -118,11 +118,13 @@ def all_rows(model: nn.Module) -> None:
             module.votes = module.packed_votes(held)
 
 
-def share_votes(optimizer: Optimizer, world: World) -> None:
-    """Have every rule on votes in ``optimizer`` exchange them with the other ranks."""
-    for each in inner_optimizers(optimizer):
-        if isinstance(each, TernaryOptimizer):
-            each.exchange = OwnerRows(world)
+def share_votes(optimizer: Optimizer, world: World) -> dict[TernaryOptimizer, OwnerRows]:
+    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and how each does."""
+    rules = [each for each in inner_optimizers(optimizer) if isinstance(each, TernaryOptimizer)]
+    exchanges = {rule: OwnerRows(world) for rule in rules}
+    for rule, exchange in exchanges.items():
+        rule.exchange = exchange
+    return exchanges
 
 
 @define(eq=False)
@@ -138,6 +140,12 @@ class OwnerRows:
     _delivery: Delivery | None = None
 
     # --- votes to their owners ---
+
+    def begin(self) -> None:
+        """A step begins: what was sent for one that was then not taken is dropped."""
+        if self._delivery is not None:
+            self._delivery.drop()
+            self._delivery = None
 
     def watch(self, optimizer: TernaryOptimizer) -> None:
         """The last micro-batch of the step begins here: send its votes while backward goes on. Collective."""
