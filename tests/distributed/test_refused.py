@@ -13,6 +13,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.ranks.refusals import refuse_config, refuse_parts
 from arb_ternary_train.ranks.world import Alone
+from arb_ternary_upcycle.load_teacher import LoadTeacherPhase
 
 CONFIG = """
 data: {{name: text, path: {text}, tokenizer: characters}}
@@ -54,10 +55,13 @@ def test_a_policy(config: Any) -> None:
     )
 
 
-def test_a_phase_without_a_training_loop(config: Any) -> None:
+def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(config: Any, monkeypatch: Any) -> None:
     standard = "{name: standard, block_size: 8, gradient_accumulation_steps: 2}"
     run = config(f"phases=[{standard}, {{name: load_teacher, teacher: here}}]")
-    assert "phases.1: 'load_teacher' has no training loop" in refused(run)
+    refuse_config(run, Alone(size=2))
+    for name in ("structure", "restore_structure"):
+        monkeypatch.setattr(LoadTeacherPhase, name, lambda *_: None, raising=False)
+    assert "phases.1: 'load_teacher' runs on rank 0 alone, and changes" in refused(run)
 
 
 def test_integer_weights_of_another_format(config: Any) -> None:

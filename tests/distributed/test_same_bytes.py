@@ -27,6 +27,7 @@ def config_of(
     optimizer: Any = RULE,
     n: int = 4,
     steps: int = 20,
+    export: bool = False,
     more: Any = (),
     clip: float | None = None,
     **model: Any,
@@ -46,7 +47,7 @@ def config_of(
             "threads": 1,
             "deterministic": True,
             "checkpoint": {"every": 8, "keep": 5},
-            "phases": [phase],
+            "phases": [phase, {"name": "export", "exporter": "safetensors"}, phase] if export else [phase],
             **dict(more),
         }
     )
@@ -66,6 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tied head": {"tie_embeddings": True},
     "experts": {"n": 2, "experts": 3, "experts_per_token": 1},
     "clipped float parts": {"optimizer": with_floats(SCALED), "float_parts": ["norms"], "clip": 0.1},
+    "a phase on rank 0 alone": {"export": True},
 }  # fmt: skip
 #: Those that `make test` takes.
 NORMAL = {"8-bit votes and float parts", "4-bit votes", "scaled votes of three levels", "experts"}

@@ -34,6 +34,7 @@ from arb_ternary_train.ranks.agreement import agree_on_run
 from arb_ternary_train.ranks.exchange import all_rows
 from arb_ternary_train.ranks.launch import joined
 from arb_ternary_train.ranks.owned_moments import all_moments
+from arb_ternary_train.ranks.phases import run_on_main, runs_together
 from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_parts
 from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import World
@@ -81,7 +82,7 @@ def train(config: RunConfig, request: RunRequest | None = None) -> RunReport:
         while context.phase_index < len(config.phases):
             phase = context.phase or build_phase(config, context.phase_index)
             context.enter_phase(phase)
-            result = phase.run(context)
+            result = phase.run(context) if runs_together(context) else run_on_main(context, phase)
             context.leave_phase(phase, result)
             context.stop_if_requested()
         return _finish(context)

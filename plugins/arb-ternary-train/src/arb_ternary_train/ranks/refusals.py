@@ -19,8 +19,9 @@ from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import RunParts, choices_in
 from arb_ternary_train.checkpoint import Checkpoint
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.protocols import RefusesRanks
+from arb_ternary_train.protocols import ModelChangingPhase, RefusesRanks
 from arb_ternary_train.ranks.owned_moments import unsliced
+from arb_ternary_train.ranks.phases import deals
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.seeding import preserved_global_rng
 
@@ -96,14 +97,13 @@ def _raise(world: World, found: list[tuple[str, str]]) -> None:
 def _in_phases(config: RunConfig, size: int) -> Iterator[tuple[str, str]]:
     for index, choice in enumerate(config.phases):
         where, options = f"phases.{index}", choice.options
-        micro_batches = getattr(options, "gradient_accumulation_steps", None)
-        if micro_batches is None:
-            yield (
-                where,
-                f"{choice.name!r} has no training loop whose micro-batches could be dealt; run it by itself first",
-            )
+        if not deals(options):
+            if isinstance(choice.build(), ModelChangingPhase):
+                yield where, f"{choice.name!r} runs on rank 0 alone, and changes what the model is made of"
+            if config.ranks.weights == "sharded":
+                yield where, f"{choice.name!r} runs on rank 0 alone; it needs ranks.weights: replicated"
             continue
-        if micro_batches < size:
+        if (micro_batches := options.gradient_accumulation_steps) < size:
             why = f"{micro_batches} of all ranks together, and each of {size} needs one; use {size} or more"
             yield f"{where}.gradient_accumulation_steps", why
         if getattr(options, "preserve_state", False):

@@ -1,0 +1,72 @@
+"""A phase without a training loop runs on rank 0, and all ranks go on with the model that it leaves."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from arb_ternary.errors import Interrupted
+from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.ranks.phases import run_on_main, runs_together
+from arb_ternary_train.ranks.world import World
+
+
+class Rewrites:
+    def __init__(self) -> None:
+        self.ran = False
+
+    def run(self, context: Any) -> PhaseResult:
+        self.ran = True
+        context.model[0].set_trits(torch.ones(32, 32, dtype=torch.int8))
+        context.model[1].weight.data.fill_(7.0)
+        return PhaseResult(steps=0, metrics={"loss": 1.5})
+
+
+class Stops:
+    def run(self, context: Any) -> PhaseResult:
+        raise Interrupted("stopped by SIGTERM")
+
+
+def rewritten(world: World) -> dict[str, Any]:
+    torch.manual_seed(world.rank)
+    context: Any = SimpleNamespace(world=world, model=nn.Sequential(TernaryLinear(32, 32), nn.Linear(2, 2)))
+    alone: list[bool] = []
+
+    @contextmanager
+    def apart() -> Any:
+        alone.append(True)
+        yield
+
+    context.apart = apart
+    phase = Rewrites()
+    result = run_on_main(context, phase)
+    trits = context.model[0].trits()
+    told: dict[str, Any] = {"ran": phase.ran, "apart": bool(alone), "metrics": dict(result.metrics)}
+    told["ones"], told["sevens"] = bool((trits == 1).all()), bool((context.model[1].weight == 7).all())
+    try:
+        run_on_main(context, Stops())
+    except Interrupted as error:
+        told["stopped"] = error.what
+    return told
+
+
+def test_rank_0_runs_it_and_all_have_its_model() -> None:
+    for rank, told in enumerate(on_ranks(2, rewritten)):
+        expected = {"metrics": {"loss": 1.5}, "ones": True, "sevens": True, "stopped": "stopped by SIGTERM"}
+        assert told == {"ran": rank == 0, "apart": rank == 0, **expected}
+
+
+def test_only_phases_with_micro_batches_run_together() -> None:
+    def context(size: int, **options: Any) -> Any:
+        choice = SimpleNamespace(options=SimpleNamespace(**options))
+        return SimpleNamespace(world=SimpleNamespace(size=size), config=SimpleNamespace(phases=[choice]), phase_index=0)
+
+    assert runs_together(context(1))
+    assert runs_together(context(2, gradient_accumulation_steps=4))
+    assert not runs_together(context(2))
