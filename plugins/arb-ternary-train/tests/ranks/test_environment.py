@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, UsageProblem
 from arb_ternary_train.ranks.environment import VARIABLES, Place, place_in_environment
 from arb_ternary_train.ranks.launch import device_for, joined
@@ -60,6 +61,12 @@ def test_variables_that_contradict_each_other(
 ) -> None:
     with pytest.raises(UsageProblem, match=named):
         place(monkeypatch, **{**TORCHRUN, **changes})
+
+
+def test_a_manifest_runs_in_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    place(monkeypatch, **TORCHRUN)
+    assert main(["run", "manifest.yaml"]) == 2
+    assert "arb run: 4 processes were started together" in capsys.readouterr().err
 
 
 def test_several_processes_share_no_device_but_the_cpu() -> None:

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from arb_ternary.errors import CheckpointError, ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_train.build import RunParts, build_parts
 from arb_ternary_train.checkpoint import Checkpoint
-from arb_ternary_train.ranks.refusals import refuse_checkpoint, refuse_config, refuse_optimizer, refuse_parts
+from arb_ternary_train.ranks.refusals import (
+    refuse_checkpoint,
+    refuse_config,
+    refuse_global_draws,
+    refuse_optimizer,
+    refuse_parts,
+)
 from arb_ternary_train.ranks.world import Alone
 
 TWO = Alone(size=2)
@@ -93,6 +100,14 @@ def test_a_rule_that_needs_all_rows_is_refused_by_its_name(tiny: Any, monkeypatc
         with pytest.raises(ConfigError, match=f"optimizer {type(rule).__name__}: its rule needs"):
             refuse()
     refuse_optimizer(optimizer, Alone())
+
+
+def test_draws_from_the_global_generator_are_refused_when_they_happen() -> None:
+    cpu = torch.device("cpu")
+    with refuse_global_draws(cpu):
+        torch.rand(3, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ConfigError, match="it draws from torch's global generator"), refuse_global_draws(cpu):
+        nn.functional.dropout(torch.ones(8), 0.5)
 
 
 @pytest.mark.parametrize(("accumulated", "refused"), [(0, False), (3, True)])

@@ -50,7 +50,9 @@ def run(
     from arb_ternary_train.directory import RUNS
     from arb_ternary_train.manifest.document import read_manifest
     from arb_ternary_train.manifest.plan import plan
+    from arb_ternary_train.ranks.environment import refuse_several
 
+    refuse_several("arb run")
     if no_probe and not dry_run:
         raise UsageProblem("--no-probe: nothing is timed without --dry-run")
     if dry_run and resume:

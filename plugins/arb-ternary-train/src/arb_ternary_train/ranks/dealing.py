@@ -28,7 +28,7 @@ from arb_ternary_train.ranks.exchange import OwnerRows, own_rows, share_votes
 from arb_ternary_train.ranks.one_sum import OneSum
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
 from arb_ternary_train.ranks.owned_moments import own_moments
-from arb_ternary_train.ranks.refusals import refuse_optimizer
+from arb_ternary_train.ranks.refusals import refuse_global_draws, refuse_optimizer
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import World
 
@@ -153,7 +153,8 @@ class Dealt:
                 _pass_over(learner, own - done)
                 for rule, exchange in self._exchanges.items() if last and self._may_watch else ():
                     exchange.watch(rule)
-                mine.append(learner.train_on(own))
+                with refuse_global_draws(self._world.device):
+                    mine.append(learner.train_on(own))
                 done = own + 1
             self._weights.end_round()
             if last:

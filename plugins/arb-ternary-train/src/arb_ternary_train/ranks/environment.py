@@ -9,7 +9,7 @@ from attrs import frozen
 from arb_ternary.environment import Variable, given
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["RANK_TIMEOUT", "VARIABLES", "Place", "place_in_environment"]
+__all__ = ["RANK_TIMEOUT", "VARIABLES", "Place", "place_in_environment", "refuse_several"]
 
 _RANK: Final = Variable("RANK", "", "torchrun's own: the number of this process among all, from 0")
 _WORLD_SIZE: Final = Variable("WORLD_SIZE", "", "torchrun's own: how many processes train together")
@@ -109,3 +109,16 @@ def place_in_environment() -> Place | None:
         restarts=_RESTARTS.integer(),
         hosted_by_launcher=_AGENT_STORE.flag(),
     )
+
+
+def refuse_several(command: str) -> None:
+    """Refuse to run ``command`` in one of several processes.
+
+    Raises:
+        UsageProblem: this is one.
+    """
+    if (place := place_in_environment()) is not None:
+        raise UsageProblem(
+            f"{command}: {place.size} processes were started together, and it works in one",
+            "Start it without torchrun; `arb train` trains a config of it on several.",
+        )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import torch
 from attrs import evolve
 from torch import nn
 from torch.optim import Optimizer
@@ -23,9 +25,9 @@ from arb_ternary_train.protocols import ModelChangingPhase, RefusesRanks
 from arb_ternary_train.ranks.owned_moments import unsliced
 from arb_ternary_train.ranks.phases import deals
 from arb_ternary_train.ranks.world import World
-from arb_ternary_train.seeding import preserved_global_rng
+from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 
-__all__ = ["refuse_checkpoint", "refuse_config", "refuse_optimizer", "refuse_parts"]
+__all__ = ["refuse_checkpoint", "refuse_config", "refuse_global_draws", "refuse_optimizer", "refuse_parts"]
 
 
 def refuse_config(config: RunConfig, world: World) -> None:
@@ -84,6 +86,28 @@ def refuse_checkpoint(checkpoint: Checkpoint, world: World) -> None:
             "whole steps",
             "Resume from an earlier checkpoint (--resume PATH), or in one process up to the next one.",
         )
+
+
+@contextmanager
+def refuse_global_draws(device: torch.device) -> Iterator[None]:
+    """Refuse, within a block, what draws from torch's global generators: each rank would draw on from its own place.
+
+    Raises:
+        ConfigError: something did.
+    """
+    before = _generators(device)
+    yield
+    if not all(map(torch.equal, before, _generators(device))):
+        raise ConfigError(
+            "model: it draws from torch's global generator in training, and the draws of several ranks are not those "
+            "of one process",
+            "Draw from a generator of its own (arb_ternary_train.seeding.derived_generator), or train in one process.",
+        )
+
+
+def _generators(device: torch.device) -> list[torch.Tensor]:
+    state = global_rng_state(device)
+    return [state[name] for name in ("torch", "cuda", "mps") if name in state]
 
 
 def _raise(world: World, found: list[tuple[str, str]]) -> None:
