@@ -94,6 +94,11 @@ def draws_table(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-gqc/study/equal_tokens.py").table(figures))
 
 
+def sharded_table(figures: dict[str, Any]) -> str:
+    """What a rank holds of a model with sharded weights."""
+    return str(study("arb-ternary-train/studies/sharded_memory.py").table(figures))
+
+
 def growth_table(figures: dict[str, Any]) -> str:
     """What a grown rack learns."""
     return str(study("arb-ternary-progressive/study/grown.py").loss_table(figures))
@@ -174,6 +179,7 @@ TABLES = (
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
+    ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),
     ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
 )
 

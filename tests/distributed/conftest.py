@@ -26,7 +26,7 @@ import torch._dynamo  # torch's AdamW imports it, which takes longer than a whol
 import torch.distributed as dist
 torch.set_num_threads(1)
 import arb_ternary_text.models.decoder, arb_ternary_train.optim.split, arb_ternary_votes.scaled_votes
-import arb_ternary_train.optim.adamw, arb_ternary_train.standard, arb_ternary_train.ranks.exchange
+import arb_ternary_train.optim.adamw, arb_ternary_train.standard, arb_ternary_train.ranks.sharded_weights
 from pathlib import Path
 from arb_ternary.errors import ArbError, render
 from arb_ternary_train.loading import load_config

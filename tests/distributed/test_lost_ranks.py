@@ -133,17 +133,23 @@ def test_all_ranks_save_and_stop_when_one_is_asked_to(
     same_files(whole, directory)
 
 
+SHARDED = ("backend=torch", "ranks={weights: sharded, optimizer_state: sharded}")
+
+
 @pytest.mark.slow
-def test_a_run_moves_between_numbers_of_ranks(ranks: Any, config: Path, same_files: Compare) -> None:
-    n = "phases.0.gradient_accumulation_steps=4"
-    whole, moved = ranks.folder / "whole 4", ranks.folder / "moved"
-    ranks.must(config, whole, n)
+@pytest.mark.parametrize("shared", [(), SHARDED], ids=["replicated", "sharded"])
+def test_a_run_moves_between_numbers_of_ranks(
+    ranks: Any, config: Path, same_files: Compare, shared: tuple[str, ...]
+) -> None:
+    options = ("phases.0.gradient_accumulation_steps=4", *shared)
+    whole, moved = (ranks.folder / f"{name} {len(options)}" for name in ("whole of", "moved"))
+    ranks.must(config, whole, *options)
     for share, size in ((3, 2), (2, 4)):
-        seen = ranks.must(config, ranks.folder / f"undisturbed on {size}", n, size=size).moments
+        seen = ranks.must(config, ranks.folder / f"{len(options)} undisturbed on {size}", *options, size=size).moments
         resume = "auto" if moved.exists() else None
-        stopped = ranks.run(config, moved, n, size=size, resume=resume, ask=(1, seen[1] // share))
+        stopped = ranks.run(config, moved, *options, size=size, resume=resume, ask=(1, seen[1] // share))
         assert set(stopped.codes) == {130}, "\n".join(stopped.said)
-    ranks.must(config, moved, n, resume="auto")
+    ranks.must(config, moved, *options, resume="auto")
     same_files(whole, moved)
 
 

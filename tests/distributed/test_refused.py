@@ -64,6 +64,13 @@ def test_a_phase_on_rank_0_that_changes_what_the_model_is_made_of(config: Any, m
     assert "phases.1: 'load_teacher' runs on rank 0 alone, and changes" in refused(run)
 
 
+def test_a_phase_that_may_run_parts_of_a_model_whose_weights_are_sharded(config: Any) -> None:
+    growing = "{name: progressive, target_stacks: 2, steps_per_stack: 3, block_size: 8, gradient_accumulation_steps: 2}"
+    phases = f"phases=[{growing}]"
+    refuse_config(config(phases), Alone(size=2))
+    assert "phases.0: 'progressive' may run parts of a model" in refused(config(phases, "ranks.weights=sharded"))
+
+
 def test_integer_weights_of_another_format(config: Any) -> None:
     run = config("model={name: direct, width: 16, layers: 1, heads: 2, max_length: 8}", DQT)
     with pytest.raises(ConfigError, match="integer weights of a format of their own"):

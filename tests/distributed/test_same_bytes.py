@@ -66,11 +66,21 @@ CASES: dict[str, dict[str, Any]] = {
     "momentum votes": {"optimizer": MOMENTUM},
     "tied head": {"tie_embeddings": True},
     "experts": {"n": 2, "experts": 3, "experts_per_token": 1},
+    "sharded weights and moments": {
+        "optimizer": with_floats(SCALED), "float_parts": ["norms", "embedding"], "n": 3,
+        "more": {"backend": "torch", "ranks": {"weights": "sharded", "optimizer_state": "sharded"}},
+    },
     "clipped float parts": {"optimizer": with_floats(SCALED), "float_parts": ["norms"], "clip": 0.1},
     "a phase on rank 0 alone": {"export": True},
 }  # fmt: skip
 #: Those that `make test` takes.
-NORMAL = {"8-bit votes and float parts", "4-bit votes", "scaled votes of three levels", "experts"}
+NORMAL = {
+    "8-bit votes and float parts",
+    "4-bit votes",
+    "scaled votes of three levels",
+    "experts",
+    "sharded weights and moments",
+}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,23 @@ def test_a_scale_of_the_loss_is_refused_by_its_name(tiny: Any) -> None:
         refuse_config(config, TWO)
 
 
+def test_what_cannot_gather_weights_is_refused_where_they_are_sharded(tiny: Any) -> None:
+    options = (FOUR_MICRO_BATCHES, "phases.0.compile_model=true")
+    refuse_config(tiny.config(*options), TWO)
+    assert "phases.0.compile_model: what is compiled" in refused(tiny, *options, "ranks.weights=sharded")
+
+
+def test_moments_that_cannot_be_cut_are_refused_where_they_are_to_be(tiny: Any) -> None:
+    floats = "optimizer={name: split, ternary: scaled_votes, float: adamw}"
+    config = tiny.config(FOUR_MICRO_BATCHES, "ranks.optimizer_state=sharded", "model.float_parts=[embedding]", floats)
+    parts = parts_of(config)
+    refuse_parts(config, parts, TWO)
+    parts.model.to(torch.float16)
+    with pytest.raises(ConfigError, match=r"ranks\.optimizer_state: what WideAdamW keeps cannot be cut"):
+        refuse_parts(config, parts, TWO)
+    refuse_parts(config, parts, Alone())
+
+
 def test_everything_is_refused_at_once(tiny: Any) -> None:
     what = refused(tiny, "phases.0.preserve_state=true")
     assert "phases.0.preserve_state" in what

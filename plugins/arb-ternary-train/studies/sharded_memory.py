@@ -1,0 +1,126 @@
+"""Bytes that one rank holds of a model with sharded weights, on 1, 2 and 4 ranks.
+
+    python plugins/arb-ternary-train/studies/sharded_memory.py            measures, some minutes
+    python plugins/arb-ternary-train/studies/sharded_memory.py --table    prints the result as a table
+
+Two steps of a decoder, one micro-batch a rank. Storages are counted by what they are: those of packed weights between
+steps, and at the moment of a step when most of them are there; accumulators, and what sums the votes of a step, between
+steps. No time is measured and nothing is random, so a second run gives the same file. On more than one rank the decoded
+form of weights is not kept (``ARB_TERNARY_DECODE_CACHE_MB=0``), which would be int8 of every weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.backends.select import use_backend
+from arb_ternary.optim.protocol import collect_trainable
+from arb_ternary.ternary.models import seed_votes, ternary_modules
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_train.ranks.exchange import own_rows, share_votes
+from arb_ternary_train.ranks.weights import place_weights
+from arb_ternary_train.ranks.world import World
+from arb_ternary_votes.scaled_votes import ScaledVotes
+
+RESULT: Final = Path(__file__).parents[1] / "results" / "sharded-memory.json"
+MODEL: Final = {"width": 256, "layers": 12, "heads": 4, "max_length": 8}
+VOCABULARY: Final = 1024
+SIZES: Final = (1, 2, 4)
+
+
+def stored(tensor: Tensor) -> int:
+    """Bytes of what a tensor lies in, on this rank."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage().size())
+
+
+class Meter:
+    """Bytes of packed weights: own rows, which are always there, and those that are gathered just then."""
+
+    def __init__(self, modules: list[TernaryModule], *, sharded: bool) -> None:
+        self.modules, self.sharded, self.most = modules, sharded, 0
+        self.kept = sum(stored(module.weight) for module in modules)
+        for module in modules:
+            module.register_forward_pre_hook(self.look)
+            module.register_forward_hook(self.look_later)
+
+    def look(self, *_: Any) -> None:
+        """Count what is there now."""
+        there = sum(stored(module.weight) for module in self.modules if not hasattr(module.weight, "to_local"))
+        self.most = max(self.most, self.kept + there if self.sharded else there)
+
+    def look_later(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        """Count also when backward comes by."""
+        if output.requires_grad:
+            output.register_hook(self.look)  # type: ignore[no-untyped-call]
+
+
+def measured(world: World) -> dict[str, int]:
+    """What this rank holds."""
+    torch.manual_seed(0)
+    with use_backend("torch"):
+        model = Decoder(DecoderConfig(**MODEL), VOCABULARY)
+    seed_votes(model, 0)
+    weights = place_weights(model, "sharded", world)
+    optimizer = ScaledVotes(collect_trainable(model).ternary)
+    modules = [module for _, module in ternary_modules(model)]
+    for module in modules:
+        module.sum_votes()
+    if world.size > 1:
+        own_rows(model, world)
+        share_votes(optimizer, world)
+    meter = Meter(modules, sharded=world.size > 1)
+    for _ in range(2):
+        for module in modules:
+            module.begin_micro_batch(world.rank)
+        ids = torch.arange(8).view(1, 8) + world.rank
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(1, 1).flatten()).backward()
+        weights.end_round()
+        for module in modules:
+            module.end_micro_batch()
+        optimizer.step()
+        optimizer.zero_grad()
+    summed = [module.sums for module in modules if module.sums is not None]
+    return {
+        "weights": sum(module.shape.out_features * module.shape.in_features for module in modules),
+        "packed, between steps": sum(stored(module.weight) for module in modules),
+        "packed, most in a step": meter.most,
+        "accumulators": sum(stored(module.votes) for module in modules),
+        "sums of a step": sum(stored(tensor) for sums in summed for tensor in sums.tensors().values()),
+        "exponents and their votes": sum(stored(m.exponent) + stored(m.exponent_votes) for m in modules),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Bits a weight, of the rank that holds most."""
+    names = [name for name in result["1"][0] if name != "weights"]
+    lines = ["| ranks | " + " | ".join(names) + " |", "|---:|" + "---:|" * len(names)]
+    for size, ranks in result.items():
+        cells = [f"{max(rank[name] for rank in ranks) * 8 / ranks[0]['weights']:.2f}" for name in names]
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="print the result as a table of bits a weight")
+    if parser.parse_args().table:
+        print(table(json.loads(RESULT.read_text(encoding="utf-8"))))
+        return
+    os.environ["ARB_TERNARY_DECODE_CACHE_MB"] = "0"
+    result = {str(size): on_ranks(size, measured, seconds=1200) for size in SIZES}
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
