@@ -136,6 +136,11 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
+def wire_table(figures: dict[str, Any]) -> str:
+    """What ranks really send."""
+    return str(study("arb-ternary-bench/studies/wire.py").table(figures))
+
+
 def network_table() -> str:
     """What ways to train send, computed for the example."""
     example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
@@ -178,6 +183,7 @@ TABLES = (
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
+    ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
     ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),
     ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
