@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": with_floats(SCALED), "float_parts": ["norms", "embedding"], "n": 3,
         "more": {"backend": "torch", "ranks": {"weights": "sharded", "optimizer_state": "sharded"}},
     },
+    "sharded weights, some of them whole": {"width": 32, "more": {"ranks": {"weights": "sharded"}}},
     "clipped float parts": {"optimizer": with_floats(SCALED), "float_parts": ["norms"], "clip": 0.1},
     "a phase on rank 0 alone": {"export": True},
 }  # fmt: skip

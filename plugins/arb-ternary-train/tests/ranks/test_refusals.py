@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
-from arb_ternary.errors import CheckpointError, ConfigError
+from arb_ternary.errors import CheckpointError, ConfigError, EnvironmentProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary_train.build import RunParts, build_parts
 from arb_ternary_train.checkpoint import Checkpoint
@@ -63,6 +64,15 @@ def test_what_cannot_gather_weights_is_refused_where_they_are_sharded(tiny: Any)
     options = (FOUR_MICRO_BATCHES, "phases.0.compile_model=true")
     refuse_config(tiny.config(*options), TWO)
     assert "phases.0.compile_model: what is compiled" in refused(tiny, *options, "ranks.weights=sharded")
+
+
+def test_a_torch_that_cannot_cut_packed_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.config(FOUR_MICRO_BATCHES, "ranks.weights=sharded")
+    refuse_config(config, TWO)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    with pytest.raises(EnvironmentProblem, match=r"need torch 2\.13 or newer, and this is 2\.9\.1\+cpu"):
+        refuse_config(config, TWO)
+    refuse_config(config, Alone())
 
 
 def test_moments_that_cannot_be_cut_are_refused_where_they_are_to_be(tiny: Any) -> None:

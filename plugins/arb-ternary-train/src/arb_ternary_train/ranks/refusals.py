@@ -24,6 +24,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.protocols import ModelChangingPhase, RefusesRanks
 from arb_ternary_train.ranks.owned_moments import unsliced
 from arb_ternary_train.ranks.phases import deals
+from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.seeding import global_rng_state, preserved_global_rng
 
@@ -35,8 +36,11 @@ def refuse_config(config: RunConfig, world: World) -> None:
 
     Raises:
         ConfigError: all of it, each at its option.
+        EnvironmentProblem: torch is too old for it.
     """
     if world.size > 1:
+        if config.ranks.weights == "sharded":
+            check_torch()
         _raise(world, [*_in_phases(config, world.size), *_in_components(config)])
 
 

@@ -24,18 +24,17 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary.errors import ConfigError, EnvironmentProblem
+from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.exchange import OwnedRows
 from arb_ternary_train.ranks.gathers import Gathers
 from arb_ternary_train.ranks.rows import row_bounds
+from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["ShardedModule", "ShardedRows", "ShardedWeights", "blocks_of"]
 
-#: The version with which this was tried; 2.5 crashes on integer parameters.
-_LEAST_TORCH: Final = "2.13"
 #: What torch adds to a module so that state dicts hold shards. Ours hold whole weights.
 _STATE_DICT_HOOKS: Final = ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 #: Classes that have been made, by the kind of module.
@@ -107,11 +106,7 @@ class ShardedWeights:
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        if torch.__version__ < _LEAST_TORCH:
-            raise EnvironmentProblem(
-                f"ranks.weights: sharded weights need torch {_LEAST_TORCH} or newer, and this is {torch.__version__}",
-                "pip install --upgrade torch, or set ranks.weights to replicated",
-            )
+        check_torch()
         found = dict(ternary_modules(model))
         cut = {name: module for name, module in found.items() if _rows_are_bytes(module, world.size)}
         self.kept_whole = tuple(name for name in found if name not in cut)

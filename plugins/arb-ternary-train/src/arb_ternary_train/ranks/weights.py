@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
+import torch
 from torch import nn
 
+from arb_ternary.errors import EnvironmentProblem
 from arb_ternary_train.ranks.world import World
 
-__all__ = ["Weights", "WholeWeights", "place_weights"]
+__all__ = ["Weights", "WholeWeights", "check_torch", "place_weights"]
+
+#: The version with which this was tried; FSDP2 of 2.5 crashes on integer parameters.
+_LEAST_TORCH: Final = "2.13"
 
 
 class Weights(Protocol):
@@ -49,6 +54,15 @@ class WholeWeights:
 
     def make_whole(self) -> None:
         """They are."""
+
+
+def check_torch() -> None:
+    """EnvironmentProblem where torch is too old to cut packed weights."""
+    if torch.__version__ < _LEAST_TORCH:
+        raise EnvironmentProblem(
+            f"ranks.weights: sharded weights need torch {_LEAST_TORCH} or newer, and this is {torch.__version__}",
+            f"pip install 'torch>={_LEAST_TORCH}', or set ranks.weights to replicated",
+        )
 
 
 def place_weights(model: nn.Module, how: Literal["replicated", "sharded"], world: World) -> Weights:
