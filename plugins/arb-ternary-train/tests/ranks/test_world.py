@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_testing.ranks import on_ranks
-from arb_ternary_train.ranks.world import Alone, World
+from arb_ternary_train.ranks.world import Alone, Ranks, World
 
 
 def talk(world: World) -> dict[str, Any]:
@@ -52,6 +53,22 @@ def test_what_ranks_tell_each_other_is_the_same_on_all(size: int) -> None:
             "error": ("it is wrong", "Make it right.", 2),
             "disagreement": ("torch: the ranks do not agree", ["rank 0, 2: 2.12", "rank 1: 2.13"]),
         }
+
+
+def remember(world: World) -> list[str]:
+    """What two attempts at two runs, which only ranks of a launcher can tell apart, find kept."""
+    store = dist.HashStore()
+    found = []
+    for attempt in range(2):
+        ranks = Ranks(world.device, restarts=attempt, store=store)
+        for run in ("first", "second"):
+            found.append(ranks.kept())
+            ranks.keep(f"{run} of attempt {attempt}")
+    return found
+
+
+def test_each_run_finds_what_the_same_run_of_an_earlier_attempt_has_kept() -> None:
+    assert on_ranks(1, remember) == [["", "", "first of attempt 0", "second of attempt 0"]]
 
 
 def test_one_process_agrees_with_itself() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from itertools import count
 from typing import Final
 
 import torch
@@ -19,7 +17,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from arb_ternary.errors import ConfigError, EnvironmentProblem
 from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.ranks.environment import RANK_TIMEOUT, Place, place_in_environment
-from arb_ternary_train.ranks.watch import Member, Watch
+from arb_ternary_train.ranks.roll_call import call_roll
+from arb_ternary_train.ranks.watch import Watch
 from arb_ternary_train.ranks.world import Alone, Ranks, World
 
 __all__ = ["device_for", "joined"]
@@ -29,8 +28,8 @@ _PATIENCE: Final = timedelta(days=7)
 #: How long to wait for all ranks at the start where no limit is set.
 _START: Final = timedelta(minutes=30)
 
-#: Worlds that this process has joined; each meets under a name of its own.
-_joined: list[str] = []
+#: Numbers the worlds that this process joins, one after another: those of a process that is started anew as before.
+_worlds: Final = count()
 
 
 @contextmanager
@@ -94,10 +93,10 @@ def _join(place: Place, device: torch.device) -> Ranks:
     patience = timedelta(seconds=limit) if limit else _START
     root = _root_store(place, patience)
     # An elastic restart finds the keys of the attempt before it in the launcher's store, the addresses among them.
-    name = f"arb{place.restarts}.{place.size}.{len(_joined)}"
-    _joined.append(name)
-    store = PrefixStore(name, root)
-    members = _roll_call(store, place, patience)
+    number = next(_worlds)
+    meeting = PrefixStore(f"arb{place.restarts}.{place.size}.{number}", root)
+    name, members = call_roll(meeting, place.rank, place.size, patience.total_seconds())
+    store = PrefixStore(name, meeting)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -107,15 +106,15 @@ def _join(place: Place, device: torch.device) -> Ranks:
     watch = None
     if limit:
         owner = "torchrun" if place.hosted_by_launcher else str(members[0])
-        meeting = f"the place to meet at {place.address}:{place.port} ({owner})"
+        where = f"the place to meet at {place.address}:{place.port} ({owner})"
         signs = PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
-        watch = Watch(signs, members, place.rank, limit, meeting)
+        watch = Watch(signs, members, place.rank, limit, where)
     return Ranks(
         device,
         members=members,
         restarts=place.restarts,
-        store=root,
-        farewells=PrefixStore(name, root),
+        store=PrefixStore(f"kept{number}", root),
+        farewells=store,
         watch=watch,
     )
 
@@ -136,18 +135,3 @@ def _root_store(place: Place, patience: timedelta) -> Store:
             f"rank {place.rank}: no connection to {place.address}:{place.port}, where the ranks meet: {error}",
             "MASTER_ADDR is the machine of rank 0, and MASTER_PORT a port that is free there.",
         ) from error
-
-
-def _roll_call(store: Store, place: Place, patience: timedelta) -> list[Member]:
-    """All ranks, once each has said where it is."""
-    keys = [f"here/{rank}" for rank in range(place.size)]
-    store.set(keys[place.rank], json.dumps([socket.gethostname(), os.getpid()]))
-    try:
-        store.wait(keys, patience)
-    except RuntimeError as error:
-        absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        raise EnvironmentProblem(
-            f"rank {', '.join(absent)}: not here after {patience.total_seconds():g} s, of {place.size} ranks",
-            "Start all of them, or look why they ended; ARB_TERNARY_RANK_TIMEOUT says how long the others wait.",
-        ) from error
-    return [Member(rank, *json.loads(store.get(key))) for rank, key in enumerate(keys)]

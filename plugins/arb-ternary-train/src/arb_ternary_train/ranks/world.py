@@ -97,12 +97,16 @@ class World(Protocol):
         """Wait until all ranks are here; ``what`` says where, for one who reads an error. Collective."""
         ...
 
-    def keep(self, text: str) -> None:
-        """Have :meth:`kept` return ``text`` also after the launcher has started the processes anew."""
+    def kept(self) -> str:
+        """A run begins: what it has kept in an earlier attempt, before the launcher started the processes anew.
+
+        Empty where it had not begun, or where the launcher has gone too. The first run that a process begins is the
+        first one of the earlier attempt, and so on.
+        """
         ...
 
-    def kept(self) -> str:
-        """What was kept last, by an earlier attempt too; empty where nothing was, or where the launcher has gone."""
+    def keep(self, text: str) -> None:
+        """Keep ``text`` for a later attempt at the run that has begun last."""
         ...
 
     def close(self) -> None:
@@ -175,6 +179,7 @@ class Ranks:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._store, self._farewells, self._watch = store, farewells, watch
         self._waiting = "start"
+        self._runs = 0
 
     @property
     def rank(self) -> int:
@@ -244,14 +249,15 @@ class Ranks:
         self._waiting = what
         dist.all_reduce(torch.zeros(1, dtype=torch.int32))
 
+    def kept(self) -> str:
+        self._runs += 1
+        if self._store is None or not self._store.check([str(self._runs)]):
+            return ""
+        return str(self._store.get(str(self._runs)).decode())
+
     def keep(self, text: str) -> None:
         if self._store is not None:
-            self._store.set("kept", text)
-
-    def kept(self) -> str:
-        if self._store is None or not self._store.check(["kept"]):
-            return ""
-        return str(self._store.get("kept").decode())
+            self._store.set(str(self._runs), text)
 
     def close(self) -> None:
         self.barrier("end")
