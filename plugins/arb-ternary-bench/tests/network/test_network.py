@@ -149,10 +149,10 @@ def test_one_gpu_sends_nothing() -> None:
         assert row(scheme, cluster=alone)["bits_per_weight"] == 0
 
 
-def test_the_state_of_votes_is_that_of_trits_everywhere_and_accumulators_at_owners() -> None:
-    # 2 bits; 8 bits on a quarter; an int8 exponent a row; two int16 a row and column.
-    assert row("votes")["state_bytes"] == 250e3 + 250e3 + 2000 + 2 * 3000
-    assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 2000 + 2 * 3000
+def test_the_state_of_votes_is_trits_and_sums_everywhere_and_accumulators_at_owners() -> None:
+    # 2 bits; 8 bits on a quarter; 16 bits; an int8 exponent a row; an int16 a row and column.
+    assert row("votes")["state_bytes"] == 250e3 + 250e3 + 2e6 + 2000 + 2 * 3000
+    assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 2e6 + 2000 + 2 * 3000
 
 
 def test_a_preset_has_the_weights_of_the_model_that_steps_are_timed_with() -> None:

@@ -37,6 +37,8 @@ _EXPONENT_VOTE: Final = 127
 _TRIT_BITS: Final = 2
 _WORD_BITS: Final = 64
 _BF16, _FLOAT32, _ADAM_STATE = 2, 4, 16
+#: Of the sum of a step's votes for a weight; every rank has one for all weights.
+_SUM_BYTES: Final = 2
 
 SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
     {
@@ -81,14 +83,15 @@ def transfers(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: 
 
 
 def state_bytes(scheme: SchemeName, config: NetworkConfig, model: Model, cluster: ClusterConfig) -> float:
-    """Weights and what an optimizer keeps of them on one GPU, gradients included where they are stored."""
+    """Weights and what an optimizer keeps of them on one GPU, with stored gradients or with sums of votes."""
     if scheme in ("votes", "votes_node_sums", "trit_gathers"):
         votes = config.votes
         exponents = model.exponents(votes.group_size) * (1 + (votes.scale_rule == "residual"))
         trits = model.weights * _TRIT_BITS / 8 / (cluster.ranks if scheme == "trit_gathers" else 1)
         # Without an accumulator from step to step there is one within a step, of the same size.
         owned = model.weights * votes.vote_bits / 8 / cluster.ranks
-        return trits + owned + exponents + _FLOAT32 * model.edges / 2 + _ADAM_STATE * model.float_parameters
+        sums = _SUM_BYTES * model.weights
+        return trits + owned + sums + exponents + _FLOAT32 * model.edges / 2 + _ADAM_STATE * model.float_parameters
     shards = {"fsdp2": cluster.ranks, "hsdp": cluster.gpus}.get(scheme, 1)
     return _ADAM_STATE * model.parameters / shards
 
