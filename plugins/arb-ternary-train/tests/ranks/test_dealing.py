@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from arb_ternary import TernaryLinear
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.errors import CheckpointError, ConfigError
-from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.in_flight import Outcome
 from arb_ternary_train.ranks.dealing import Dealt, OneByOne, dealing_in
 from arb_ternary_train.ranks.world import Alone, World
@@ -105,7 +105,7 @@ def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
     return left
 
 
-def dealt(world: World) -> Any:
+def on_rank(world: World, _folder: Path) -> Any:
     skipping, plain = Skipping(), Numbers()
     steps = two_steps(dealing_in(world, PLACES), skipping)
     again = two_steps(dealing_in(world, PLACES), plain)
@@ -114,11 +114,11 @@ def dealt(world: World) -> Any:
     return steps, again[-1]["counted"], skipping.read, plain.read, skipping.dealt, few.value.hint
 
 
-def test_two_ranks_leave_what_one_process_leaves() -> None:
+def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
     alone = two_steps(OneByOne(PLACES), Numbers())
     assert alone[0]["casts"] == 4  # one loss of five is not finite
     assert alone[0]["gradients"]["last.weight"] is not None
-    ranks = on_ranks(2, dealt)
+    ranks = [told["test_dealing"] for told in two_ranks[0]]
     for rank, (steps, counted, read, all_read, told, hint) in enumerate(ranks):
         own = [place for place in range(PLACES) if place % 2 == rank]
         assert read == [*own, *(PLACES + place for place in own)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,17 +70,25 @@ def edges(world: World) -> tuple[list[Tensor], list[Tensor]]:
     return sums.finish(), nothing.finish()
 
 
-def all_of_it(world: World, places: int) -> Any:
-    return *summed(world, places), *edges(world)
+def on_rank(world: World, _folder: Path) -> Any:
+    return *summed(world, PLACES), *edges(world)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_sums_over_ranks_are_those_of_one_process_bit_for_bit(size: int) -> None:
+def test_sums_over_two_ranks_are_those_of_one_process_bit_for_bit(two_ranks: Any) -> None:
+    check([told["test_ordered_sums"] for told in two_ranks[0]])
+
+
+@pytest.mark.slow
+def test_sums_over_three_ranks_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None:
+    check(on_ranks(3, on_rank, tmp_path))
+
+
+def check(told: list[Any]) -> None:
     wanted = [one_after_the_other(PLACES, index) for index in range(len(SHAPES))]
     assert wanted[-1] is None
     backwards = sum(micro_batch(place)[4].float() for place in reversed(range(PLACES)) if is_there(place, 4))
     assert not np.array_equal(np.asarray(backwards), wanted[4])
-    for sums, present, alone, nothing in on_ranks(size, all_of_it, PLACES):
+    for sums, present, alone, nothing in told:
         assert present == [total is not None for total in wanted]
         assert sums[0].stride() == (1, 5)
         for found, total, shape, dtype in zip(sums, wanted, SHAPES, DTYPES, strict=True):
