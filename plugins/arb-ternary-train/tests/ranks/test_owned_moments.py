@@ -60,7 +60,9 @@ def check(found: Any, wanted: Any) -> None:
             assert torch.equal(found[1]["state"][number][name], value), (number, name)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+# A run of two ranks with sharded moments is in tests/distributed.
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
 def test_moments_of_slices_give_the_parameters_and_the_state_of_one_process(size: int) -> None:
     half, wanted = trained(Alone(), 0, 3, None), trained(Alone(), 0, STEPS, None)
     elements = sum(parameter.numel() for parameter in parameters())
