@@ -50,6 +50,8 @@ def moments(order, rank):
             os.kill(os.getpid(), signal.SIGTERM)
         if (rank, seen) == tuple(order["halt"]):
             os.kill(os.getpid(), signal.SIGSTOP)
+        if (rank, seen) == tuple(order["fail"]):
+            raise ValueError("bad luck")
     def counted(function):
         def around(*args, **kwargs):
             moment()
@@ -167,6 +169,7 @@ class Ranks:
         kill: tuple[int, int] = (-1, 0),
         ask: tuple[int, int] = (-1, 0),
         halt: tuple[int, int] = (-1, 0),
+        fail: tuple[int, int] = (-1, 0),
         environment: dict[str, str] | None = None,
         seconds: float = 240.0,
     ) -> Ended:
@@ -177,12 +180,13 @@ class Ranks:
             kill: rank, and the moment at which it gets SIGKILL.
             ask: rank, and the moment at which it gets SIGTERM.
             halt: rank, and the moment at which it gets SIGSTOP; it is killed when the others have ended.
+            fail: rank, and the moment at which it raises an error that nobody expects.
             seconds: after which all are killed.
         """
         log = self.folder / f"{directory.name}.log"
         order = {
             "config": str(config), "directory": str(directory), "overrides": overrides, "size": size,
-            "attempt": attempt, "resume": resume, "kill": kill, "ask": ask, "halt": halt,
+            "attempt": attempt, "resume": resume, "kill": kill, "ask": ask, "halt": halt, "fail": fail,
             "environment": {"ARB_TERNARY_RANK_TIMEOUT": "60", **(environment or {})}, "log": str(log),
             "seconds": seconds,
         }  # fmt: skip

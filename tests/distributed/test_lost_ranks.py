@@ -120,6 +120,13 @@ def test_a_halted_rank_0_is_named_while_it_saves(ranks: Any, config: Path, momen
         assert f"rank 0 (host {_host()}, pid {ended.pids[0]}): no sign of life for 2 s" in said
 
 
+def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(ranks: Any, config: Path, moments: list[int]) -> None:
+    ended = ranks.run(config, ranks.folder / "failed", size=2, fail=(1, moments[1] // 2))
+    assert ended.codes == [1, 1]
+    assert "ValueError: bad luck" in ended.said[1]
+    assert f"rank 0: rank 1 (host {_host()}, pid {ended.pids[1]}) has ended: ValueError: bad luck" in ended.said[0]
+
+
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_all_ranks_save_and_stop_when_one_is_asked_to(
     ranks: Any, config: Path, whole: Path, moments: list[int], same_files: Compare, rank: int

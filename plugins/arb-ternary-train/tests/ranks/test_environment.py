@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from arb_ternary.cli.main import main
-from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem
 from arb_ternary_train.ranks.environment import VARIABLES, Place, place_in_environment
 from arb_ternary_train.ranks.launch import device_for, joined
 from arb_ternary_train.ranks.world import Alone
@@ -75,3 +76,11 @@ def test_several_processes_share_no_device_but_the_cpu() -> None:
     for name in ("cuda:0", "mps"):
         with pytest.raises(ConfigError, match=f"device: {name}: 2 processes"):
             device_for(name, here)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(EnvironmentProblem, match="rank 6 is process 2 on its machine, counted from 0, and 2 GPUs are"):
+        device_for("cuda", Place(6, 8, 2, "node0", 1, 0, True))
+    monkeypatch.setattr("arb_ternary_train.ranks.launch.resolve_device", torch.device)
+    assert device_for("cuda", Place(5, 8, 1, "node0", 1, 0, True)) == torch.device("cuda:1")

@@ -77,8 +77,15 @@ def device_for(name: str, place: Place) -> torch.device:
 
     Raises:
         ConfigError: ``name`` is one that only one process can use.
+        EnvironmentProblem: there is no GPU here, or there are fewer than processes.
     """
     if name == "cuda":
+        if place.local_rank >= (here := torch.cuda.device_count()) > 0:
+            raise EnvironmentProblem(
+                f"device cuda: rank {place.rank} is process {place.local_rank} on its machine, counted from 0, and "
+                f"{here} GPUs are here",
+                f"Start at most {here} processes a machine: --nproc_per_node {here}",
+            )
         return resolve_device(f"cuda:{place.local_rank}")
     if name != "cpu":
         raise ConfigError(
