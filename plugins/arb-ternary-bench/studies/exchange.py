@@ -39,7 +39,7 @@ from arb_ternary.counters.hashing import MICRO, STEP
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.compare import machine_facts
-from arb_ternary_train.ranks import delivery, exchange
+from arb_ternary_train.ranks import collectives, delivery, exchange
 from arb_ternary_train.ranks.digits import base_for
 from arb_ternary_train.ranks.exchange import OwnerRows, own_rows, share_votes
 from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips
@@ -155,7 +155,7 @@ class Clock:
             "apply_flips_": "apply flips",
             "weight_rows": "own rows",
         }
-        gathered = self.sent("send counts and flips", dist.all_gather_into_tensor)
+        gathered = self.sent("send counts and flips", collectives.all_gather_single)
 
         def timed_kernel(backend: str, op: str) -> Callable[..., Any]:
             return self.timed(names[op], wire_kernel(backend, op))
@@ -166,7 +166,9 @@ class Clock:
             patch.object(exchange, "encode_flips", self.timed("encode, decode", exchange.encode_flips)),
             patch.object(exchange, "decode_flips", self.timed("encode, decode", exchange.decode_flips)),
             patch.object(dist, "all_to_all_single", self.sent("send votes", dist.all_to_all_single)),
-            patch.object(dist, "all_gather_into_tensor", gathered),
+            patch.object(delivery, "all_gather_single", gathered),
+            patch.object(exchange, "all_gather_single", gathered),
+            patch.object(dist, "all_reduce", self.sent("send counts and flips", dist.all_reduce)),
             patch.object(TernaryModule, "settle", self.timed("settle", TernaryModule.settle)),
             patch.object(ScaledVotes, "whole_votes", self.timed("in quanta", ScaledVotes.whole_votes)),
         ):

@@ -58,6 +58,8 @@ class Delivery:
     def __init__(self, world: World, modules: Sequence[TernaryModule], *, block: int = _BLOCK) -> None:
         self._world = world
         self._blocks = _in_blocks(modules, block)
+        # Of each module: the bounds of all ranks' rows, and the largest vote of a cast, which no step changes midway.
+        self._known = {m: (row_bounds(m.shape.out_features, world.size), m.largest_vote) for m in modules}
         self._counted = self._sent = 0
         self.sent_bytes = 0
 
@@ -128,8 +130,9 @@ class Delivery:
         own = casts[world.rank]
         pieces = [self._packed(block.modules, own, rank) if rank != world.rank else [] for rank in range(world.size)]
         leaving = [sum(piece.numel() for piece in each) for each in pieces]
-        block.sizes = [self._length(block.modules, of, world.rank) for of in casts]
-        block.sizes[world.rank] = 0
+        block.sizes = [
+            self._length(block.modules, of, world.rank) if rank != world.rank else 0 for rank, of in enumerate(casts)
+        ]
         nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
         message = torch.cat([piece for each in pieces for piece in each] or [nothing])
         block.received = message.new_empty(sum(block.sizes))
@@ -144,8 +147,9 @@ class Delivery:
         assert sums is not None
         if not casts:
             return
-        rows = slice(*row_bounds(module.shape.out_features, self._world.size)[rank])
-        yield sums.votes[rows].view(-1), base_for(module.largest_vote * casts)
+        bounds, largest = self._known[module]
+        rows = slice(*bounds[rank])
+        yield sums.votes[rows].view(-1), base_for(largest * casts)
         if module.voting_exponents() is not None:
             yield sums.exponent_votes[rows].view(-1), base_for(_EXPONENT_VOTE * casts)
         if sums.bias is not None:
