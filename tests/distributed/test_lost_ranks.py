@@ -94,6 +94,7 @@ def test_a_random_rank_killed_at_twenty_random_moments(
         killed_and_restarted(ranks, config, whole, same_files, ranks.folder / f"killed {number}", at)
 
 
+@pytest.mark.slow
 def test_a_halted_rank_is_named_with_its_host_and_process(ranks: Any, config: Path, moments: list[int]) -> None:
     ended = ranks.run(
         config,
@@ -120,6 +121,7 @@ def test_a_halted_rank_0_is_named_while_it_saves(ranks: Any, config: Path, momen
         assert f"rank 0 (host {_host()}, pid {ended.pids[0]}): no sign of life for 2 s" in said
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_ends_all_and_is_told_by_its_rank(ranks: Any, config: Path, moments: list[int]) -> None:
     ended = ranks.run(config, ranks.folder / "failed", size=2, fail=(1, moments[1] // 2))
     assert ended.codes == [1, 1]

@@ -77,8 +77,6 @@ CASES: dict[str, dict[str, Any]] = {
 #: Those that `make test` takes.
 NORMAL = {
     "8-bit votes and float parts",
-    "4-bit votes",
-    "scaled votes of three levels",
     "experts",
     "sharded weights and moments",
 }

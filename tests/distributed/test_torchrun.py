@@ -79,6 +79,7 @@ def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProces
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow  # docs/test_many_machines.py starts torchrun in the normal tests
 def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_process(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:
