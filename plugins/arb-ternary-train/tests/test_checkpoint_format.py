@@ -214,7 +214,10 @@ def read_or_message(path: Path) -> str:
         (b"{", "damaged"),
         (b"[]", "not a checkpoint of arb"),
         (b'{"format": "another"}', "the format is 'another'"),
-        (b'{"format": "arb-ternary-checkpoint", "version": 99}', "format version 99; this program reads version 1"),
+        (
+            b'{"format": "arb-ternary-checkpoint", "version": 99}',
+            "format version 99; this program reads versions 1 and 2",
+        ),
         (b"\xff\xfe", "damaged"),
     ],
 )

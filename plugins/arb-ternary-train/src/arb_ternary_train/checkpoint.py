@@ -1,10 +1,11 @@
 """The checkpoints of a run: written whole or not at all, verified when read, the newest ``keep`` kept.
 
 ``checkpoints/step-00000200/`` holds ``model.safetensors`` (the model's at-rest state dict), ``state.json`` and
-``state.safetensors`` (everything else) and ``manifest.json``. A checkpoint is written into a hidden temporary folder,
-every file and the folder are flushed to the disk, and only then it is renamed: a folder with a checkpoint's name is
-complete, whatever happened. ``checkpoints/latest`` names the newest one, for other programs. A second checkpoint at
-the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
+``state.safetensors`` (everything else) and ``manifest.json``. Where several ranks write, the model may be in pieces
+(``model-00000-of-00002.safetensors``), which the manifest lists. A checkpoint is written into a hidden temporary
+folder, every file and the folder are flushed to the disk, and only then it is renamed: a folder with a checkpoint's
+name is complete, whatever happened. ``checkpoints/latest`` names the newest one, for other programs. A second
+checkpoint at the same step (an interruption between two micro-batches of one step) is ``step-00000200.1``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from attrs import field, frozen
 from torch import Tensor
@@ -23,9 +24,9 @@ from torch import Tensor
 from arb_ternary.errors import CheckpointError
 from arb_ternary_train import checkpoint_format as fmt
 from arb_ternary_train.durable import flush
-from arb_ternary_train.safetensors_file import TensorParts
+from arb_ternary_train.safetensors_file import SafetensorsFile, StoredTensor, TensorParts
 
-__all__ = ["Checkpoint", "CheckpointStore", "no_fault", "read_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointStore", "Pieces", "model_entries", "no_fault", "read_checkpoint"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,7 +73,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for name, facts in manifest["files"].items():
         if (file := path / name).exists() and (size := file.stat().st_size) != facts["size"]:
             raise CheckpointError(f"{file}: the file is truncated or altered: {size} bytes, should be {facts['size']}")
-    model = fmt.read_tensors(path / _MODEL, manifest["files"][_MODEL]["sha256"], manifest["tensors"][_MODEL])
+    pieces = [
+        fmt.read_tensors(path / name, manifest["files"][name]["sha256"], manifest["tensors"][name])
+        for name in manifest.get("pieces", [_MODEL])
+    ]
+    model = pieces[0] if len(pieces) == 1 else fmt.JoinedTensors(pieces)
     tensors = fmt.read_tensors(
         path / _STATE_TENSORS, manifest["files"][_STATE_TENSORS]["sha256"], manifest["tensors"][_STATE_TENSORS]
     )
@@ -85,6 +90,33 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     state = fmt.decode_state(json.loads(file.read_text(encoding="utf-8")), tensors)
     return Checkpoint(path=path, step=manifest["step"], identity=manifest["identity"], model=model, state=state)
+
+
+def model_entries(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of the model in the checkpoint ``path``, as its header lists them; no number is read.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+        DataError: a file of the model is.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name in fmt.read_manifest(path / _MANIFEST).get("pieces", [_MODEL]):
+        for tensor, entry in SafetensorsFile(path / name).entries.items():
+            above = found.get(tensor)
+            if above is None:
+                found[tensor] = entry
+            else:
+                shape = (above.shape[0] + entry.shape[0], *entry.shape[1:])
+                found[tensor] = StoredTensor(entry.dtype, shape, above.start, above.nbytes + entry.nbytes)
+    return found
+
+
+@runtime_checkable
+class Pieces(Protocol):
+    """A model that several processes write, a file each."""
+
+    def write(self, folder: Path, metadata: str) -> Mapping[str, fmt.WrittenTensors]:
+        """Have all of them write, into a folder that all see; the files by name, in the order of rows."""
 
 
 @frozen
@@ -104,7 +136,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        model: Mapping[str, Tensor] | TensorParts,
+        model: Mapping[str, Tensor] | TensorParts | Pieces,
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> Path:
@@ -193,27 +225,30 @@ class CheckpointStore:
         self,
         folder: Path,
         step: int,
-        model: Mapping[str, Tensor] | TensorParts,
+        model: Mapping[str, Tensor] | TensorParts | Pieces,
         state: Mapping[str, Any],
         identity: Mapping[str, Any],
     ) -> None:
         tree, tensors = fmt.encode_state(state)
         metadata = f"{fmt.FORMAT} {fmt.VERSION}"
         self.faults("temporary folder made")
-        digests = {_MODEL: fmt.write_tensors(folder / _MODEL, model, metadata)}
+        if isinstance(model, Pieces):
+            written = {**model.write(folder, metadata)}
+            pieces = {"pieces": [*written]}
+        else:
+            written, pieces = {_MODEL: fmt.write_flushed(folder / _MODEL, model, metadata)}, {}
         self.faults("model written")
-        digests[_STATE_TENSORS] = fmt.write_tensors(folder / _STATE_TENSORS, tensors, metadata)
+        written[_STATE_TENSORS] = fmt.write_flushed(folder / _STATE_TENSORS, tensors, metadata)
         self.faults("state tensors written")
         (folder / _STATE).write_text(json.dumps(tree, allow_nan=False) + "\n", encoding="utf-8")
         self.faults("state written")
-        files = {
-            name: {"sha256": fmt.file_digest(folder / name), "size": (folder / name).stat().st_size}
-            for name in (_MODEL, _STATE_TENSORS, _STATE)
-        }
-        content = {"step": step, "identity": dict(identity), "files": files, "tensors": digests}
+        files = {name: {"sha256": each.sha256, "size": each.size} for name, each in written.items()}
+        files[_STATE] = {"sha256": fmt.file_digest(folder / _STATE), "size": (folder / _STATE).stat().st_size}
+        digests = {name: dict(each.tensors) for name, each in written.items()}
+        content = {"step": step, "identity": dict(identity), "files": files, "tensors": digests, **pieces}
         fmt.write_manifest(folder / _MANIFEST, content)
         self.faults("manifest written")
-        for name in (*files, _MANIFEST):
+        for name in (_STATE, _MANIFEST):
             flush(folder / name)
         flush(folder)
         self.faults("flushed")

@@ -13,32 +13,40 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from arb_ternary.errors import CheckpointError, ComponentError, DataError
+from arb_ternary_train.durable import flush
 from arb_ternary_train.safetensors_file import SafetensorsFile, TensorParts, write_safetensors
 
 __all__ = [
     "FORMAT",
+    "PIECES_VERSION",
     "VERSION",
+    "JoinedTensors",
     "VerifiedTensors",
+    "WrittenTensors",
     "decode_state",
     "encode_state",
     "file_digest",
     "read_manifest",
     "read_tensors",
     "tensor_digest",
+    "write_flushed",
     "write_manifest",
     "write_tensors",
 ]
 
 FORMAT: Final = "arb-ternary-checkpoint"
 VERSION: Final = 1
+#: Of a checkpoint whose model several ranks have written, a piece each.
+PIECES_VERSION: Final = 2
 
 _TAG: Final = "$"
 
@@ -141,6 +149,52 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor] | TensorParts, metad
     return digests
 
 
+@frozen
+class WrittenTensors:
+    """A file of tensors that is on the disk.
+
+    Attributes:
+        sha256: of the file.
+        size: of the file, in bytes.
+        tensors: the digest of each tensor in it.
+    """
+
+    sha256: str
+    size: int
+    tensors: Mapping[str, str]
+
+
+def write_flushed(path: Path, tensors: Mapping[str, Tensor] | TensorParts, metadata: str) -> WrittenTensors:
+    """As :func:`write_tensors`; the file survives a loss of power."""
+    digests = write_tensors(path, tensors, metadata)
+    flush(path)
+    return WrittenTensors(file_digest(path), path.stat().st_size, digests)
+
+
+class JoinedTensors(Mapping[str, Tensor]):
+    """Tensors whose rows are in several files, one below the other."""
+
+    def __init__(self, pieces: Sequence[VerifiedTensors]) -> None:
+        self._pieces = pieces
+        self._names = dict.fromkeys(name for piece in pieces for name in piece)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor; CheckpointError where a part of it is not what was written."""
+        found = [piece[name] for piece in self._pieces if name in piece]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def outline(self, name: str) -> Tensor:
+        """A tensor without its numbers, on the device ``meta``."""
+        found = [piece.outline(name) for piece in self._pieces if name in piece]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+
 class VerifiedTensors(Mapping[str, Tensor]):
     """The tensors of a file, each read and compared with its digest when it is asked for."""
 
@@ -196,7 +250,7 @@ def read_tensors(path: Path, sha256: str, digests: Mapping[str, str]) -> Verifie
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest: ``content`` with format, version and a checksum of itself."""
-    body = {"format": FORMAT, "version": VERSION, **content}
+    body = {"format": FORMAT, "version": PIECES_VERSION if "pieces" in content else VERSION, **content}
     text = json.dumps({**body, "checksum": _body_digest(body)}, indent=1, sort_keys=True, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 
@@ -218,9 +272,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise CheckpointError(f"{path}: the format is {found!r}, not {FORMAT!r}: this is not a checkpoint of arb")
-    if body.get("version") != VERSION:
+    if body.get("version") not in (VERSION, PIECES_VERSION):
         raise CheckpointError(
-            f"{path}: checkpoint format version {body.get('version')!r}; this program reads version {VERSION}",
+            f"{path}: checkpoint format version {body.get('version')!r}; this program reads versions {VERSION} and "
+            f"{PIECES_VERSION}",
             "Use the version of arb-ternary-core that wrote it; run.json in the run directory names it.",
         )
     checksum = body.pop("checksum", None)

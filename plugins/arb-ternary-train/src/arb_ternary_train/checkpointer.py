@@ -17,8 +17,8 @@ from arb_ternary_train.build import build_phase
 from arb_ternary_train.checkpoint import Checkpoint, CheckpointStore
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.init_from import load_state
-from arb_ternary_train.model_state import ModelState, Walk
 from arb_ternary_train.protocols import ModelChangingPhase
+from arb_ternary_train.ranks.saving import saved_model
 from arb_ternary_train.seeding import global_rng_state, restore_global_rng
 
 if TYPE_CHECKING:
@@ -78,17 +78,17 @@ class Checkpointer:
         return path
 
     def _write(self, context: TrainingContext, state: Mapping[str, Any]) -> str:
-        """Have rank 0 write, while all ranks make the parts of the model together; the folder, on every rank."""
-        walk = Walk(ModelState(context.model))
+        """Have rank 0 write, while all ranks do their part of it; the folder, on every rank."""
+        saved = saved_model(context.model, context.config.ranks.checkpoints, context.world)
 
         def write() -> str:
             try:
-                return str(self.store.save(context.step, walk, state, self.identity))
+                return str(self.store.save(context.step, saved.content, state, self.identity))
             finally:
-                walk.finish()
+                saved.finish()
 
         if not context.world.is_main:
-            walk.finish()
+            saved.attend()
         path: str = context.world.from_main(write)
         return path
 

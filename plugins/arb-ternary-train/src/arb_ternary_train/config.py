@@ -73,6 +73,12 @@ class RanksConfig:
         "moments of adamw: replicated = every rank has all of them, sharded = each keeps a slice of every parameter's",
         validator=in_(("replicated", "sharded")),
     )
+    checkpoints: Literal["whole", "pieces"] = option(
+        "whole",
+        "how a model is saved: whole = rank 0 writes all of it into one file, pieces = each rank writes the rows that "
+        "it owns, to a disk that all machines see",
+        validator=in_(("whole", "pieces")),
+    )
     ordered_sums: bool = option(
         True,
         "gradients of float parameters are added in the order of the micro-batches, which gives the bytes of one "

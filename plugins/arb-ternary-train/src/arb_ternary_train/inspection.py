@@ -10,9 +10,10 @@ from typing import Any, Final
 from arb_ternary.config.fields import config_fields, default_of, to_plain
 from arb_ternary.config.structure import options_class
 from arb_ternary.plugins.manager import manager
+from arb_ternary_train.checkpoint import model_entries
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.init_from import checkpoint_path
-from arb_ternary_train.safetensors_file import SafetensorsFile
+from arb_ternary_train.safetensors_file import StoredTensor
 
 __all__ = ["count_tensors", "describe_model", "inspect_path", "inspect_run", "is_run"]
 
@@ -62,7 +63,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
         **describe_model(
             model if isinstance(model, dict) else {"name": model}, record["vocabulary_size"], directory.attachments()
         ),
-        **count_tensors(SafetensorsFile(checkpoint / "model.safetensors")),
+        **count_tensors(model_entries(checkpoint)),
         "unmapped": record.get("imported", {}).get("notes", []),
         "metadata": {
             "name": config.name,
@@ -105,18 +106,18 @@ def _group(size: Any) -> str:
     return str(size) if isinstance(size, str) else f"group of {size}"
 
 
-def count_tensors(file: SafetensorsFile) -> dict[str, Any]:
-    """Tensors, parameters and bits a parameter of a state dict in a file.
+def count_tensors(entries: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Tensors, parameters and bits a parameter of a state dict in a file, or in several.
 
     Accumulators and what else only training needs do not count as bits. ``parameters`` is None where accumulators of
     2 bits, packed as the weights are, leave open how many weights there are.
     """
     modules: dict[str, set[str]] = {}
-    for name in file:
+    for name in entries:
         prefix, _, last = name.rpartition(".")
         modules.setdefault(prefix, set()).add(last)
     parameters, nbytes, exact = 0, 0, True
-    for name, entry in file.entries.items():
+    for name, entry in entries.items():
         prefix, _, last = name.rpartition(".")
         ternary = {"weight", "votes", "control"} <= modules[prefix]
         if ternary and last == "votes":
@@ -131,6 +132,6 @@ def count_tensors(file: SafetensorsFile) -> dict[str, Any]:
         "bits_per_weight": 8 * nbytes / parameters if exact and parameters else None,
         "tensors": [
             {"name": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.nbytes}
-            for name, entry in file.entries.items()
+            for name, entry in entries.items()
         ],
     }

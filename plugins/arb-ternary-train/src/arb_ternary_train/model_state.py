@@ -12,10 +12,12 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from arb_ternary.ternary.encoding import bytes_per_row
+from arb_ternary.ternary.encoding import bytes_per_row, encode_at_rest
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.ranks.rows import row_bounds
+from arb_ternary_train.safetensors_file import TensorParts
 
-__all__ = ["ModelState", "Walk", "load_parts"]
+__all__ = ["ModelState", "PieceState", "Walk", "load_parts"]
 
 
 @frozen(eq=False)
@@ -35,6 +37,56 @@ class ModelState:
             yield _save(module, prefix) if whole else _own(module, prefix)
 
 
+@frozen(eq=False)
+class PieceState:
+    """What one of ``size`` ranks writes of the state dict of ``model``, where each writes a piece.
+
+    Weights and accumulators of ternary modules are cut by rows, as the ranks own them, and all else is rank 0's. A
+    tensor of a state dict is what its rows in all pieces are, one below the other.
+    """
+
+    model: nn.Module
+    rank: int
+    size: int
+
+    def outlines(self) -> Iterator[tuple[str, Tensor]]:
+        """As those of :class:`ModelState`."""
+        for module, prefix, whole in _units(self.model):
+            rows = None if whole else self._rows(module)
+            found = _save(module, prefix) if whole else _outline(module, prefix)
+            for name in _cut(prefix) if rows is not None else ():
+                found[name] = found[name][rows]
+            yield from ((name, found[name]) for name in self._named(found, prefix, rows))
+
+    def parts(self) -> Iterator[Mapping[str, Tensor]]:
+        """As those of :class:`ModelState`; also made is what only other ranks write, where all make it together."""
+        for module, prefix, whole in _units(self.model):
+            rows = None if whole else self._rows(module)
+            if rows is None:
+                found = _save(module, prefix) if whole else _own(module, prefix)
+            else:
+                assert isinstance(module, TernaryModule)
+                found = {}
+                nn.Module._save_to_state_dict(module, found, prefix, False)
+                found[prefix + "weight"] = encode_at_rest(module.trits()[rows])
+                votes = module.logical_votes()[rows] if module.owner is None else module.held_votes()
+                found[prefix + "votes"] = encode_at_rest(votes) if module.shape.vote_bits == 2 else votes
+            yield {name: found[name] for name in self._named(found, prefix, rows)}
+
+    def _rows(self, module: nn.Module) -> slice | None:
+        """The rows of a module that is cut; None where it is not."""
+        if type(module)._save_to_state_dict is not TernaryModule._save_to_state_dict:
+            return None
+        assert isinstance(module, TernaryModule)
+        return slice(*row_bounds(module.shape.out_features, self.size)[self.rank])
+
+    def _named(self, found: Mapping[str, Any], prefix: str, rows: slice | None) -> list[str]:
+        """Those of a module's tensors that are in this piece."""
+        if self.rank == 0:
+            return [*found]
+        return [*_cut(prefix)] if rows is not None and rows.start < rows.stop else []
+
+
 class Walk:
     """The parts of ``state``, once, for ranks that make them together.
 
@@ -42,8 +94,8 @@ class Walk:
     every rank calls :meth:`finish`, the writer too, however far it has come.
     """
 
-    def __init__(self, state: ModelState) -> None:
-        self._outlines, self._parts = state.outlines(), state.parts()
+    def __init__(self, state: TensorParts) -> None:
+        self._outlines, self._parts = iter(state.outlines()), iter(state.parts())
 
     def outlines(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`ModelState`; what is left of them."""
@@ -89,6 +141,11 @@ def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str
     for name, child in () if whole else module._modules.items():
         if child is not None:
             yield from _units(child, f"{prefix}{name}.")
+
+
+def _cut(prefix: str) -> tuple[str, str]:
+    """The tensors of a ternary module that have a row for each of the weight's."""
+    return prefix + "weight", prefix + "votes"
 
 
 def _save(module: nn.Module, prefix: str) -> dict[str, Any]:

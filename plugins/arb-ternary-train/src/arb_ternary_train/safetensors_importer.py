@@ -48,7 +48,7 @@ class SafetensorsImporter:
         return {
             "format": "arb-ternary safetensors",
             **describe_model(facts["model"], facts["vocabulary_size"], export.attachments),
-            **count_tensors(export.file),
+            **count_tensors(export.file.entries),
             "unmapped": _unmapped(facts),
             "metadata": {key: facts[key] for key in _FACTS if key in facts and key != "vocabulary_size"},
         }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from arb_ternary.errors import ArbError
-from arb_ternary_train.checkpoint import no_fault
+from arb_ternary.errors import ArbError, CheckpointError
+from arb_ternary_train.checkpoint import model_entries, no_fault, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.ranks import saving
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.runner import RunRequest, train
 
@@ -36,7 +39,9 @@ LOST = (2, 4, 5, 6, 11, 12)
 FULL = {"temporary folder made": "nothing", "model written": "all of it", "manifest written": "all of it"}
 
 
-def make(world: World, folder: Path, name: str, fault: str = "", skipped: int = 100) -> tuple[str, str]:
+def make(
+    world: World, folder: Path, name: str, *overrides: str, fault: str = "", skipped: int = 100, resume: Any = None
+) -> tuple[str, str]:
     """Train; the error that ended it."""
 
     def faults(point: str) -> None:
@@ -46,9 +51,11 @@ def make(world: World, folder: Path, name: str, fault: str = "", skipped: int = 
     file = folder / f"{name}-{world.rank}.yaml"
     (folder / "text.txt").write_text("to be or not to be, that is the question; " * 20)
     file.write_text(CONFIG.replace("TEXT", str(folder / "text.txt")).replace("SKIPPED", str(skipped)))
-    request = RunRequest(directory=folder / name, reporter=Silent, world=world, faults=faults if fault else no_fault)
+    request = RunRequest(
+        directory=folder / name, reporter=Silent, world=world, faults=faults if fault else no_fault, resume=resume
+    )
     try:
-        train(load_config(file).config, request)
+        train(load_config(file, overrides).config, request)
     except ArbError as error:
         return error.what, error.hint
     return "", ""
@@ -66,10 +73,24 @@ def on_rank(world: World, folder: Path) -> Any:
     TrainingLoop.loss = lossy  # type: ignore[method-assign]
     try:
         ends = [make(world, folder, "two"), make(world, folder, "diverged", skipped=2)]
+        pieces = [make(world, folder, "pieces", PIECES)]
     finally:
         TrainingLoop.loss = judged  # type: ignore[method-assign]
-    full = {point: make(world, folder, point.replace(" ", "-"), point) for point in FULL}
-    return ends, full
+    full = {point: make(world, folder, point.replace(" ", "-"), fault=point) for point in FULL}
+    pieces.append(make(world, folder, "pieces-early", PIECES, fault="temporary folder made"))
+    write_flushed = saving.fmt.write_flushed
+    if world.rank == 1:
+        saving.fmt.write_flushed = refused
+    pieces.append(make(world, folder, "pieces-one", PIECES))
+    saving.fmt.write_flushed = write_flushed
+    return ends, full, pieces
+
+
+PIECES = "ranks={checkpoints: pieces}"
+
+
+def refused(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_lost_micro_batches_keep_their_places_on_ranks_too(two_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +122,56 @@ def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:
         assert "No space left on device" in what
         assert "--resume" in hint
         assert list(store.iterdir()) == []
+
+
+def test_a_model_in_pieces_is_the_whole_one(two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    assert [each["test_saving"][2][0] for each in told] == [("", "")] * 2
+    pieces, whole = (folder / name / "checkpoints/step-00000004" for name in ("pieces", "two"))
+    files = {path.name for path in pieces.iterdir()}
+    assert {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"} < files
+    assert "model.safetensors" not in files
+    cut, one = read_checkpoint(pieces), read_checkpoint(whole)
+    assert {*cut.model} == {*one.model}
+    for name, tensor in one.model.items():
+        assert torch.equal(cut.model[name], tensor)
+        assert cut.model.outline(name).shape == tensor.shape  # type: ignore[attr-defined]
+    for file in ("state.json", "state.safetensors"):
+        assert (pieces / file).read_bytes() == (whole / file).read_bytes()
+    listed = [{n: (e.dtype, e.shape, e.nbytes) for n, e in model_entries(path).items()} for path in (pieces, whole)]
+    assert listed[0] == listed[1]
+    # One process goes on from pieces, and ends with the bytes of a run that was never in any.
+    monkeypatch.setattr(TrainingLoop, "loss", lossy)
+    shutil.copytree(folder / "pieces", folder / "resumed")
+    second = folder / "resumed/checkpoints/step-00000002"
+    assert make(Alone(), folder, "resumed", resume=second) == ("", "")
+    last = folder / "resumed/checkpoints/step-00000004"
+    assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_piece_that_cannot_be_written_ends_all_ranks_and_names_the_rank(two_ranks: Any) -> None:
+    told, folder = two_ranks[0], two_ranks[1] / "test_saving"
+    (_, early, one), other = (each["test_saving"][2] for each in told)
+    assert other[1:] == [early, one]
+    assert "No space left on device" in early[0]
+    assert "rank 1: " in one[0]
+    assert "rank 0: " not in one[0]
+    assert "No space left on device" in one[0]
+    assert "use a shared disk" in one[1]
+    for name in ("pieces-early", "pieces-one"):
+        assert list((folder / name / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered"])
+def test_a_damaged_piece_is_found(two_ranks: Any, tmp_path: Path, damage: str) -> None:
+    copy = tmp_path / "step-00000002"
+    shutil.copytree(two_ranks[1] / "test_saving/pieces/checkpoints/step-00000002", copy)
+    piece = copy / "model-00001-of-00002.safetensors"
+    if damage == "missing":
+        piece.unlink()
+    else:
+        content = bytearray(piece.read_bytes())
+        content[-1] ^= 1
+        piece.write_bytes(content)
+    with pytest.raises(CheckpointError, match="model-00001-of-00002"):
+        read_checkpoint(copy)
