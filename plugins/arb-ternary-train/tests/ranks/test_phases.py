@@ -25,6 +25,7 @@ class Rewrites:
         self.ran = True
         context.model[0].set_trits(torch.ones(32, 32, dtype=torch.int8))
         context.model[1].weight.data.fill_(7.0)
+        context.step, context.tokens, context.evaluation_shape = 3, 96, (4, 8)
         return PhaseResult(steps=0, metrics={"loss": 1.5})
 
 
@@ -36,6 +37,7 @@ class Stops:
 def rewritten(world: World) -> dict[str, Any]:
     torch.manual_seed(world.rank)
     context: Any = SimpleNamespace(world=world, model=nn.Sequential(TernaryLinear(32, 32), nn.Linear(2, 2)))
+    context.step, context.tokens, context.evaluation_shape = 0, 0, None
     alone: list[bool] = []
 
     @contextmanager
@@ -49,6 +51,7 @@ def rewritten(world: World) -> dict[str, Any]:
     trits = context.model[0].trits()
     told: dict[str, Any] = {"ran": phase.ran, "apart": bool(alone), "metrics": dict(result.metrics)}
     told["ones"], told["sevens"] = bool((trits == 1).all()), bool((context.model[1].weight == 7).all())
+    told["counted"] = (context.step, context.tokens, context.evaluation_shape)
     try:
         run_on_main(context, Stops())
     except Interrupted as error:
@@ -56,9 +59,10 @@ def rewritten(world: World) -> dict[str, Any]:
     return told
 
 
-def test_rank_0_runs_it_and_all_have_its_model() -> None:
+def test_rank_0_runs_it_and_all_have_its_model_and_counts() -> None:
     for rank, told in enumerate(on_ranks(2, rewritten)):
         expected = {"metrics": {"loss": 1.5}, "ones": True, "sevens": True, "stopped": "stopped by SIGTERM"}
+        expected["counted"] = (3, 96, (4, 8))
         assert told == {"ran": rank == 0, "apart": rank == 0, **expected}
 
 

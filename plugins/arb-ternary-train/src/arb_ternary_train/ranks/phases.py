@@ -41,6 +41,10 @@ def run_on_main(context: TrainingContext, phase: Phase) -> PhaseResult:
 
     result: PhaseResult = context.world.from_main(alone)
     _share_model(context)
+    # Evaluations and checkpoints follow from these, and all ranks make them together.
+    context.step, context.tokens, context.evaluation_shape = context.world.share(
+        (context.step, context.tokens, context.evaluation_shape)
+    )
     return result
 
 
