@@ -214,7 +214,7 @@ class TrainingContext:
         """Within a block this process acts alone: what it computes or asks concerns no other rank."""
         world, self.world = self.world, Alone(self.device)
         try:
-            with self.weights.apart():
+            with world.apart(), self.weights.apart():
                 yield
         finally:
             self.world = world

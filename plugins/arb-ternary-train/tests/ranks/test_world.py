@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from arb_ternary.errors import ArbError, UsageProblem
+from arb_ternary.errors import ArbError, ConfigError, UsageProblem
+from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_testing.ranks import on_ranks
+from arb_ternary_train.ranks.exchange import own_rows
 from arb_ternary_train.ranks.world import Alone, Ranks, World
 
 
@@ -31,6 +33,15 @@ def talk(world: World) -> dict[str, Any]:
         world.from_main(fail)
     except ArbError as error:
         told["error"] = (error.what, error.hint, error.exit_code)
+    linear = TernaryLinear(4, 4)
+    own_rows(linear, world)
+    if world.rank == 0:
+        with world.apart():
+            try:
+                linear.state_dict()  # an observer of rank 0 would wait for the others, who do something else
+            except ConfigError as error:
+                told["apart"] = error.what
+    told["together"] = list(linear.state_dict()["votes"].shape)
     try:
         world.agree("torch", "2.13" if world.rank == 1 else "2.12")
     except ArbError as error:
@@ -51,7 +62,13 @@ def test_what_ranks_tell_each_other_is_the_same_on_all(size: int) -> None:
             "stop": "SIGTERM",
             "made": "made on 0",
             "error": ("it is wrong", "Make it right.", 2),
+            "together": [4, 4],
             "disagreement": ("torch: the ranks do not agree", ["rank 0, 2: 2.12", "rank 1: 2.13"]),
+            **(
+                {}
+                if rank
+                else {"apart": "rank 0 alone asks for accumulators or moments, of which each rank has only some"}
+            ),
         }
 
 

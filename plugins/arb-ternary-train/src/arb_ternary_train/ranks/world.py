@@ -10,15 +10,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from arb_ternary.errors import ArbError, Interrupted
+from arb_ternary.errors import ArbError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -109,6 +109,10 @@ class World(Protocol):
         """Keep ``text`` for a later attempt at the run that has begun last."""
         ...
 
+    def apart(self) -> AbstractContextManager[None]:
+        """Within a block this rank acts alone: ConfigError where that takes collectives of ``group``."""
+        ...
+
     def close(self) -> None:
         """Leave, once all ranks have come to their end. Collective."""
         ...
@@ -149,6 +153,9 @@ class Alone:
     def kept(self) -> str:
         return ""
 
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def close(self) -> None:
         """There is nobody to leave."""
 
@@ -180,6 +187,7 @@ class Ranks:
         self._store, self._farewells, self._watch = store, farewells, watch
         self._waiting = "start"
         self._runs = 0
+        self._apart = False
 
     @property
     def rank(self) -> int:
@@ -195,6 +203,12 @@ class Ranks:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
+        if self._apart:
+            raise ConfigError(
+                f"rank {self.rank} alone asks for accumulators or moments, of which each rank has only some",
+                "An observer or a hook does this between steps, by logical_votes(), state_dict() or save_checkpoint(): "
+                "leave it out, or read the rows of its rank only: held_votes().",
+            )
         return dist.group.WORLD
 
     @property
@@ -258,6 +272,14 @@ class Ranks:
     def keep(self, text: str) -> None:
         if self._store is not None:
             self._store.set(str(self._runs), text)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        before, self._apart = self._apart, True
+        try:
+            yield
+        finally:
+            self._apart = before
 
     def close(self) -> None:
         self.barrier("end")
