@@ -191,7 +191,13 @@ class TrainingLoop:
         """
         started, before = time.perf_counter(), self.micro_batches
         rates = self.adjustment.apply(self.optimizer, self.set_rates())
-        outcomes = self._dealing.train(self, self._in_flight.place)
+        mine: list[Outcome] = []
+        for place in self._dealing.places(self, self._in_flight.place, mine):
+            outcome, share = self._forward_on(place)
+            if share is not None:
+                share.backward()  # type: ignore[no-untyped-call]
+            mine.append(outcome)
+        outcomes = self._dealing.outcomes(mine)
         self.context.mark_progress()
         skips: tuple[Skip, ...] = ()
         for number, outcome in enumerate(outcomes, before + 1):
@@ -208,8 +214,11 @@ class TrainingLoop:
         self.context.logbook.count_training(tokens, time.perf_counter() - started)
         return drawn
 
-    def train_on(self, place: int) -> Outcome:
-        """Train on the next micro-batch, which is at ``place`` among those of its step; no step is taken."""
+    def _forward_on(self, place: int) -> tuple[Outcome, Tensor | None]:
+        """What becomes of the next micro-batch, at ``place`` of its step, and its share of what backward starts from.
+
+        None where its loss is not finite.
+        """
         if not self.batches.continues:
             reset_runtime_state(self.model)
         batch = next(self.batches)
@@ -224,14 +233,13 @@ class TrainingLoop:
         outcome = Outcome(float(loss.detach()), int(masked.loss_mask.sum()))
         if not outcome.finite:
             reset_runtime_state(self.model)
-            return outcome
+            return outcome, None
         share = loss
         if self.options.gradient_accumulation_steps > 1:
             share = share / self.options.gradient_accumulation_steps
         if self._scaler is not None:
             share = self._scaler.scale(share)
-        share.backward()  # type: ignore[no-untyped-call]
-        return outcome
+        return outcome, share
 
     def mask(self, batch: Batch) -> MaskedBatch:
         """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number."""

@@ -84,7 +84,10 @@ def two_steps(dealing: Any, batches: Numbers) -> list[dict[str, Any]]:
     for first in (0, PLACES):
         outcomes: list[Outcome] = []
         while len(outcomes) < PLACES:
-            outcomes += dealing.train(learner, len(outcomes))
+            mine: list[Outcome] = []
+            for place in dealing.places(learner, len(outcomes), mine):
+                mine += [learner.train_on(place)]
+            outcomes += dealing.outcomes(mine)
         table = learner.model["table"]
         gradients: dict[str, Tensor | None] = {name: p.grad for name, p in learner.model.named_parameters()}
         left.append(
@@ -143,7 +146,7 @@ def test_two_ranks_leave_what_one_process_leaves(two_ranks: Any) -> None:
 
 def test_a_step_that_one_process_has_begun_is_not_gone_on_with() -> None:
     with pytest.raises(CheckpointError, match="after 3 of the 5 micro-batches of a step, and several ranks"):
-        Dealt(Alone(), PLACES).train(Learner(Skipping()), 3)
+        next(iter(Dealt(Alone(), PLACES).places(Learner(Skipping()), 3, [])))
 
 
 class PutsOff(torch.optim.SGD):

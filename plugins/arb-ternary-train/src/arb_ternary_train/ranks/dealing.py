@@ -7,7 +7,7 @@ data, the masks and the hashes of a micro-batch do not depend on who takes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -39,22 +39,19 @@ _NOTHING_SHARED: Final = RanksConfig()
 
 
 class Learner(Protocol):
-    """Who trains on a micro-batch: a training loop."""
+    """Who trains on micro-batches: a training loop."""
 
     model: nn.Module
     batches: Batches
     voters: Sequence[TernaryModule]
     micro_batches: int
 
-    def train_on(self, place: int) -> Outcome:
-        """Train on the next micro-batch, which is at ``place`` among those of its step; its gradients are added."""
-
 
 class Dealing(Protocol):
     """How the micro-batches of a step are dealt.
 
     Attributes:
-        turn: micro-batches that :meth:`train` takes together.
+        turn: micro-batches that :meth:`places` takes together.
     """
 
     @property
@@ -63,12 +60,18 @@ class Dealing(Protocol):
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
         """Prepare ``model`` and ``optimizer``, between two steps; the modules that learn by votes."""
 
-    def train(self, learner: Learner, place: int) -> list[Outcome]:
-        """Train on the next ``turn`` micro-batches, of which the first is at ``place``; what became of each of them.
+    def places(self, learner: Learner, place: int, mine: list[Outcome]) -> Iterator[int]:
+        """Places to train on here, of the next ``turn`` micro-batches, of which the first is at ``place``.
+
+        Who asks for them trains ``learner`` on its next micro-batch at each, adds its gradients, and appends to
+        ``mine`` what became of it; then asks for the next place, to the end.
 
         Raises:
             CheckpointError: a step is under way that these cannot go on with.
         """
+
+    def outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
+        """What became of all ``turn`` micro-batches, by place."""
 
 
 class OneByOne:
@@ -86,12 +89,15 @@ class OneByOne:
         """
         return _sum_votes(model, optimizer, always=self._places > 1 and not may_defer(optimizer))
 
-    def train(self, learner: Learner, place: int) -> list[Outcome]:
+    def places(self, learner: Learner, place: int, mine: list[Outcome]) -> Iterator[int]:
         """See :class:`Dealing`."""
-        outcome = learner.train_on(place)
+        yield place
         for module in learner.voters:
             module.end_micro_batch()
-        return [outcome]
+
+    def outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
+        """See :class:`Dealing`."""
+        return [*mine]
 
 
 class Dealt:
@@ -131,7 +137,7 @@ class Dealt:
             own_moments(optimizer, self._world)
         return voters
 
-    def train(self, learner: Learner, place: int) -> list[Outcome]:
+    def places(self, learner: Learner, place: int, mine: list[Outcome]) -> Iterator[int]:
         """See :class:`Dealing`."""
         rank, size, places = self._world.rank, self._world.size, self.turn
         if place % places:
@@ -143,7 +149,7 @@ class Dealt:
             )
         if isinstance(learner.batches, DealtBatches):
             learner.batches.deal(rank, size, places)
-        ordered, mine, done = self._shared.ordered_sums, [], 0
+        ordered, done = self._shared.ordered_sums, 0
         sums = OrderedSums(self._world) if ordered else OneSum(self._world, len(_learning(learner.model)))
         for exchange in self._exchanges.values():
             exchange.begin()
@@ -154,7 +160,7 @@ class Dealt:
                 for rule, exchange in self._exchanges.items() if last and self._may_watch else ():
                     exchange.watch(rule)
                 with refuse_global_draws(self._world.device):
-                    mine.append(learner.train_on(own))
+                    yield own
                 done = own + 1
             self._weights.end_round()
             if last:
@@ -163,7 +169,6 @@ class Dealt:
             self._add(sums, learner, trained and mine[-1].finite)
         _pass_over(learner, places - done)
         self._take(sums, learner)
-        return self._outcomes(mine)
 
     @property
     def _may_watch(self) -> bool:
@@ -193,8 +198,8 @@ class Dealt:
         for into, total in zip(folded, totals[len(parameters) :], strict=True):
             into.add_(total)
 
-    def _outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
-        """Those of all ranks, by place."""
+    def outcomes(self, mine: Sequence[Outcome]) -> list[Outcome]:
+        """See :class:`Dealing`. Collective."""
         rounds = -(-self.turn // self._world.size)
         own = torch.zeros(rounds, 2, dtype=torch.float64)
         for index, outcome in enumerate(mine):
