@@ -99,6 +99,19 @@ def test_torchrun_starts_killed_ranks_anew_and_the_bytes_are_those_of_one_proces
 
 
 @pytest.mark.slow
+def test_torchrun_starts_one_killed_process_anew(config: Path, tmp_path: Path, same_files: Compare) -> None:
+    (tmp_path / "killer.py").write_text(KILLER)
+    with config.open("a") as file:
+        file.write("plugins: [killer.py]\ntrackers: [killer]\n")
+    one, anew = tmp_path / "one", tmp_path / "anew"
+    assert finish([sys.executable, *command(config, one)]).returncode == 0
+    launched = finish([*TORCHRUN[:-1], "1", "--max-restarts", "1", *command(config, anew)])
+    assert launched.returncode == 0, launched.stderr
+    assert "continuing from step-00000003" in launched.stderr
+    same_files(one, anew)
+
+
+@pytest.mark.slow
 def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError, EnvironmentProblem, UsageProblem
@@ -45,6 +48,20 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch, variables: dict[s
     assert place(monkeypatch, **variables) is None
     with joined("cpu") as world:
         assert isinstance(world, Alone)
+
+
+def test_the_last_of_several_processes_finds_what_they_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = []
+    for attempt in range(2):
+        left = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        assert place(monkeypatch, **left, **elastic) is None
+        monkeypatch.setattr("arb_ternary_train.ranks.launch._worlds", count())  # as in a new process
+        with joined("cpu") as world:
+            found.append((world.size, world.restarts, world.kept()))
+            world.keep(f"runs/begun-{attempt}")
+    assert found == [(1, 0, ""), (1, 1, "runs/begun-0")]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Place:
 
     Attributes:
         rank: its number, from 0.
-        size: how many there are, 2 or more.
+        size: how many there are.
         local_rank: its number on its machine.
         address: the machine where they meet.
         port: the port there.
@@ -72,8 +72,8 @@ class Place:
     hosted_by_launcher: bool
 
 
-def place_in_environment() -> Place | None:
-    """The place that the launcher gave this process; None where it runs alone.
+def place_in_environment(*, least: int = 2) -> Place | None:
+    """The place that the launcher gave this process; None where it has started fewer than ``least``, or there is none.
 
     Raises:
         UsageProblem: the variables contradict each other, or some are missing.
@@ -93,9 +93,9 @@ def place_in_environment() -> Place | None:
     number, count = rank.integer(), size.integer()
     if number >= max(count, 1):
         raise UsageProblem(f"{rank.name}: {number}, of {count} processes in {size.name}, which count from 0")
-    if count == 1:
+    if count < least:
         return None
-    if not _ADDRESS.read().strip():
+    if count > 1 and not _ADDRESS.read().strip():
         raise UsageProblem(
             f"{_ADDRESS.name}: it is not set, and {count} processes have to meet somewhere",
             "Start with torchrun, or export the name of the first machine.",

@@ -19,7 +19,7 @@ from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.ranks.environment import RANK_TIMEOUT, Place, place_in_environment
 from arb_ternary_train.ranks.roll_call import call_roll
 from arb_ternary_train.ranks.watch import Watch
-from arb_ternary_train.ranks.world import Alone, Ranks, World
+from arb_ternary_train.ranks.world import Alone, Kept, Ranks, World
 
 __all__ = ["device_for", "joined"]
 
@@ -46,7 +46,7 @@ def joined(device: str) -> Iterator[World]:
     """
     place = place_in_environment()
     if place is None:
-        yield Alone(resolve_device(device))
+        yield _alone(resolve_device(device))
         return
     world = _join(place, device_for(device, place))
     try:
@@ -95,9 +95,30 @@ def device_for(name: str, place: Place) -> torch.device:
     return resolve_device(name)
 
 
-def _join(place: Place, device: torch.device) -> Ranks:
+def _alone(device: torch.device) -> Alone:
+    """One process; torchrun may have started it anew, and it may be what is left of several."""
+    place = place_in_environment(least=1)
+    if place is None:
+        return Alone(device)
+    if not place.hosted_by_launcher:
+        return Alone(device, restarts=place.restarts)
+    store = _kept_store(_root_store(place, _patience()), next(_worlds))
+    return Alone(device, restarts=place.restarts, keeper=Kept(store))
+
+
+def _patience() -> timedelta:
+    """How long to wait at the start."""
     limit = RANK_TIMEOUT.integer()
-    patience = timedelta(seconds=limit) if limit else _START
+    return timedelta(seconds=limit) if limit else _START
+
+
+def _kept_store(root: Store, number: int) -> Store:
+    """What runs keep in the world of this number; the same however many ranks there are."""
+    return PrefixStore(f"kept{number}", root)
+
+
+def _join(place: Place, device: torch.device) -> Ranks:
+    limit, patience = RANK_TIMEOUT.integer(), _patience()
     root = _root_store(place, patience)
     # An elastic restart finds the keys of the attempt before it in the launcher's store, the addresses among them.
     number = next(_worlds)
@@ -120,7 +141,7 @@ def _join(place: Place, device: torch.device) -> Ranks:
         device,
         members=members,
         restarts=place.restarts,
-        store=PrefixStore(f"kept{number}", root),
+        store=_kept_store(root, number),
         farewells=store,
         watch=watch,
     )

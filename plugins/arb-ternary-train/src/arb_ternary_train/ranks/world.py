@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.ranks.watch import Member, Watch
 
-__all__ = ["Alone", "Ranks", "World"]
+__all__ = ["Alone", "Kept", "Ranks", "World"]
 
 #: Seconds that a rank which has lost another waits for the reason.
 _FAREWELL: Final = 3.0
@@ -118,9 +118,28 @@ class World(Protocol):
         ...
 
 
+class Kept:
+    """What runs keep in ``store``, which outlives an attempt; None = nothing does."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store, self._runs = store, 0
+
+    def begin(self) -> str:
+        """See ``World.kept``."""
+        self._runs += 1
+        if self._store is None or not self._store.check([str(self._runs)]):
+            return ""
+        return str(self._store.get(str(self._runs)).decode())
+
+    def keep(self, text: str) -> None:
+        """See ``World.keep``."""
+        if self._store is not None:
+            self._store.set(str(self._runs), text)
+
+
 @frozen
 class Alone:
-    """One process: it agrees with itself."""
+    """One process: it agrees with itself. A launcher may start it anew too, or have left it over of several."""
 
     device: torch.device = field(factory=lambda: torch.device("cpu"))
     rank: int = 0
@@ -128,6 +147,7 @@ class Alone:
     group: dist.ProcessGroup | None = None
     restarts: int = 0
     is_main: bool = True
+    _keeper: Kept = field(factory=Kept, eq=False)
 
     def share(self, value: Any) -> Any:
         return value
@@ -148,10 +168,10 @@ class Alone:
         """There is nobody to wait for."""
 
     def keep(self, text: str) -> None:
-        """Nobody starts this process anew."""
+        self._keeper.keep(text)
 
     def kept(self) -> str:
-        return ""
+        return self._keeper.begin()
 
     def apart(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -184,9 +204,8 @@ class Ranks:
     ) -> None:
         self._device, self._members, self._restarts = device, members, restarts
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._store, self._farewells, self._watch = store, farewells, watch
+        self._keeper, self._farewells, self._watch = Kept(store), farewells, watch
         self._waiting = "start"
-        self._runs = 0
         self._apart = False
 
     @property
@@ -264,14 +283,10 @@ class Ranks:
         dist.all_reduce(torch.zeros(1, dtype=torch.int32))
 
     def kept(self) -> str:
-        self._runs += 1
-        if self._store is None or not self._store.check([str(self._runs)]):
-            return ""
-        return str(self._store.get(str(self._runs)).decode())
+        return self._keeper.begin()
 
     def keep(self, text: str) -> None:
-        if self._store is not None:
-            self._store.set(str(self._runs), text)
+        self._keeper.keep(text)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
