@@ -86,7 +86,9 @@ def to_others(_, sent, received_sizes=None, sizes=None, **others):
 
 
 counted("all_to_all_single", to_others)
-counted("all_gather_into_tensor", lambda _, own, **others: own.nbytes * (dist.get_world_size() - 1))
+for name in ("all_gather_into_tensor", "all_gather_single"):  # one function, of older and of newer torch
+    if hasattr(dist, name):
+        counted(name, lambda _, own, **others: own.nbytes * (dist.get_world_size() - 1))
 counted("all_reduce", lambda value, *_, **others: 2 * value.nbytes - 2 * value.nbytes // dist.get_world_size())
 
 
