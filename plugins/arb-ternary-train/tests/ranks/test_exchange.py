@@ -167,3 +167,21 @@ def test_votes_leave_while_backward_goes_on() -> None:
     for index, layer in enumerate(layers):
         assert layer.sums is not None
         assert torch.equal(torch.cat([sums[index] for _, _, sums in ranks]), layer.sums.votes)
+
+
+def many_casts(world: World) -> list[list[int]]:
+    """Sums of exponent votes, of own rows, after 300 casts on each rank with one vote each that 16 bits do not hold."""
+    linear = TernaryLinear(64, 3, group_size=32)
+    linear.use_scaled_votes()
+    linear.sum_votes()
+    assert linear.sums is not None
+    linear.sums.casts = 300
+    linear.sums.exponent_votes[1, 0] = 127 * 300
+    linear.sums.exponent_votes[2, 1] = -(127 * 299) + world.rank
+    Delivery(world, [linear]).finish()
+    sums: list[list[int]] = linear.sums.exponent_votes[slice(*row_bounds(3, 2)[world.rank])].tolist()
+    return sums
+
+
+def test_sums_of_exponent_votes_may_be_larger_than_those_of_votes() -> None:
+    assert on_ranks(2, many_casts) == [[[0, 0], [2 * 127 * 300, 0]], [[0, -2 * 127 * 299 + 1]]]

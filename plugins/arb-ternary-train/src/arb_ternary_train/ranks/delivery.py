@@ -18,7 +18,7 @@ from torch import Tensor
 
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.collectives import all_gather_single
-from arb_ternary_train.ranks.digits import base_for, bytes_for
+from arb_ternary_train.ranks.digits import RAW, base_for, bytes_for
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
@@ -27,6 +27,8 @@ __all__ = ["Delivery"]
 
 #: Weights of a block: enough for messages that are worth their latency.
 _BLOCK: Final = 1 << 20
+#: In place of a base, for sums that 16 bits do not hold: int32 as it is.
+_WIDE: Final = 0
 #: Largest vote that one cast has for an exponent, and for a bias.
 _EXPONENT_VOTE: Final = 127
 _BIAS_VOTE: Final = 1
@@ -151,14 +153,15 @@ class Delivery:
         rows = slice(*bounds[rank])
         yield sums.votes[rows].view(-1), base_for(largest * casts)
         if module.voting_exponents() is not None:
-            yield sums.exponent_votes[rows].view(-1), base_for(_EXPONENT_VOTE * casts)
+            largest = _EXPONENT_VOTE * casts
+            yield sums.exponent_votes[rows].view(-1), base_for(largest) if largest <= RAW // 2 else _WIDE
         if sums.bias is not None:
             yield sums.bias[rows], base_for(_BIAS_VOTE * casts)
 
     def _packed(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> list[Tensor]:
         """The message to a rank."""
         return [
-            wire_kernel(module.backend, "digits_to_bytes")(part.to(torch.int16), base)
+            _bytes(module.backend, part, base)
             for module, cast in zip(modules, casts, strict=True)
             for part, base in self._parts(module, cast, rank)
         ]
@@ -166,7 +169,7 @@ class Delivery:
     def _length(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> int:
         """Bytes of a message to ``rank`` from one who has cast so often."""
         return sum(
-            bytes_for(part.numel(), base)
+            _size(part, base)
             for module, cast in zip(modules, casts, strict=True)
             for part, base in self._parts(module, cast, rank)
         )
@@ -178,9 +181,24 @@ class Delivery:
         place = 0
         for module, cast in zip(modules, casts, strict=True):
             for part, base in self._parts(module, cast, self._world.rank):
-                end = place + bytes_for(part.numel(), base)
-                wire_kernel(module.backend, "add_digits_")(part, message[place:end], base)
+                end = place + _size(part, base)
+                if base == _WIDE:
+                    part.add_(message[place:end].clone().view(torch.int32))
+                else:
+                    wire_kernel(module.backend, "add_digits_")(part, message[place:end], base)
                 place = end
+
+
+def _size(part: Tensor, base: int) -> int:
+    """Bytes that a part of a message takes."""
+    return part.nbytes if base == _WIDE else bytes_for(part.numel(), base)
+
+
+def _bytes(backend: str, part: Tensor, base: int) -> Tensor:
+    if base == _WIDE:
+        return part.view(torch.uint8)
+    packed: Tensor = wire_kernel(backend, "digits_to_bytes")(part.to(torch.int16), base)
+    return packed
 
 
 def _in_blocks(modules: Sequence[TernaryModule], least: int) -> list[_Block]:
