@@ -134,7 +134,9 @@ def test_what_was_summed_can_be_dropped() -> None:
     module = TernaryLinear(4, 4, bias=True, activations="float")
     module.sum_votes()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.begin_micro_batch(1)  # that at place 0 had no finite loss
     module(torch.randn(3, 4)).sum().backward()
+    module.end_micro_batch()
     assert module.sums is not None
     assert module.sums.votes.any()
     assert module.sums.bias is not None

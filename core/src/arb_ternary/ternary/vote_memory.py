@@ -209,6 +209,7 @@ class VoteMemory(nn.Module):
             getattr(self, name).copy_(tensor)
         if self.sums is not None:
             self.sums.clear()
+            self.control[MICRO] = 0  # the first votes may have been those of another place than the first
 
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the gradients since the last ``zero_grad`` (summed over micro-batches), float32 scalar."""
