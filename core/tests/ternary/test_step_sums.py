@@ -16,6 +16,7 @@ from torch import Tensor
 from arb_ternary.backends import ops
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.counters.hashing import MICRO
+from arb_ternary.errors import UsageProblem
 from arb_ternary.optim.ternary import Alone
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
@@ -149,12 +150,10 @@ def test_what_was_summed_can_be_dropped() -> None:
 
 
 def test_more_votes_than_sums_hold_are_refused() -> None:
-    sums = StepSums(TernaryLinear(4, 4).shape, torch.device("cpu"), bias=False, magnitudes=False)
-    sums.casts = 257
-    sums.check(127)
-    sums.casts = 258
-    with pytest.raises(ValueError, match="258 casts of votes up to 127"):
-        sums.check(127)
+    StepSums.check(257, 127)
+    with pytest.raises(UsageProblem, match="258 casts of votes up to 127") as raised:
+        StepSums.check(258, 127)
+    assert "for 257 casts" in raised.value.hint
 
 
 @given(st.integers(1, 127 * 256), st.sampled_from([0, 2, 5]), st.floats(-200, 200, width=32))

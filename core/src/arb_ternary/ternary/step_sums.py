@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.errors import UsageProblem
 
 #: What the sums of a step hold, so that an accumulator can be added to them.
 _LARGEST: Final = torch.iinfo(torch.int16).max - 128
@@ -50,10 +51,11 @@ class StepSums:
             tensor.zero_()
         self.casts = self.place = self.awaited = 0
 
-    def check(self, largest_vote: int) -> None:
-        """ValueError where so many casts of votes up to ``largest_vote`` may have been more than the sums hold."""
-        if self.casts * largest_vote > _LARGEST:
-            raise ValueError(
-                f"{self.casts} casts of votes up to {largest_vote} in one step are more than sums of 16 bits hold; "
-                "take fewer micro-batches a step"
+    @staticmethod
+    def check(casts: int, largest_vote: int) -> None:
+        """UsageProblem where so many casts of votes up to ``largest_vote`` may have been more than the sums hold."""
+        if casts * largest_vote > _LARGEST:
+            raise UsageProblem(
+                f"{casts} casts of votes up to {largest_vote} in one step are more than sums of 16 bits hold",
+                f"Take fewer micro-batches a step (gradient_accumulation_steps), for {_LARGEST // largest_vote} casts.",
             )

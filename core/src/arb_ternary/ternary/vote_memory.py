@@ -140,7 +140,7 @@ class VoteMemory(nn.Module):
         sums = self.sums
         assert sums is not None
         scaled = self.vote_scale is not None
-        sums.check(self.largest_vote)
+        sums.check(sums.casts, self.largest_vote)
         low = -self.shape.largest_vote if scaled else self.shape.smallest_vote
         self.add_votes(whole, low)
         for held, summed, least in (

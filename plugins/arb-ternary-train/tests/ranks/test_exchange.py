@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.errors import UsageProblem
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
@@ -179,6 +180,13 @@ def many_casts(world: World) -> list[list[int]]:
     linear.sums.exponent_votes[1, 0] = 127 * 300
     linear.sums.exponent_votes[2, 1] = -(127 * 299) + world.rank
     Delivery(world, [linear]).finish()
+    linear.sums.casts = 20_000
+    try:
+        Delivery(world, [linear]).finish()
+    except UsageProblem as error:
+        assert error.what.startswith("40000 casts of votes up to")  # noqa: PT017
+    else:
+        raise AssertionError
     sums: list[list[int]] = linear.sums.exponent_votes[slice(*row_bounds(3, 2)[world.rank])].tolist()
     return sums
 

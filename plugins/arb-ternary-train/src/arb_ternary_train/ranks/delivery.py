@@ -17,6 +17,7 @@ from attrs import define, field
 from torch import Tensor
 
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.step_sums import StepSums
 from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.digits import RAW, base_for, bytes_for
 from arb_ternary_train.ranks.rows import row_bounds
@@ -129,6 +130,8 @@ class Delivery:
         assert block.casts is not None
         block.work.wait()
         casts = block.casts.view(self._world.size, -1).tolist()
+        for module, *of in zip(block.modules, *casts, strict=True):
+            StepSums.check(sum(of), self._known[module][1])
         own = casts[world.rank]
         pieces = [self._packed(block.modules, own, rank) if rank != world.rank else [] for rank in range(world.size)]
         leaving = [sum(piece.numel() for piece in each) for each in pieces]
