@@ -112,6 +112,18 @@ def test_torchrun_starts_one_killed_process_anew(config: Path, tmp_path: Path, s
 
 
 @pytest.mark.slow
+def test_a_restart_does_not_go_on_with_what_was_refused(config: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    assert finish([sys.executable, *command(config, one)]).returncode == 0
+    before = (one / "result.json").read_bytes()
+    refused = finish([*TORCHRUN, "--max-restarts", "1", *command(config, one)])
+    assert refused.returncode != 0
+    assert "a run was started here already" in refused.stderr
+    assert "continuing from" not in refused.stderr
+    assert (one / "result.json").read_bytes() == before
+
+
+@pytest.mark.slow
 def test_torchrun_that_is_stopped_saves_and_the_same_command_with_resume_goes_on(
     config: Path, tmp_path: Path, same_files: Compare
 ) -> None:

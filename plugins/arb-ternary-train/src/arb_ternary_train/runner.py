@@ -162,11 +162,11 @@ def _logbook(
 def _as_restarted(request: RunRequest, world: World) -> RunRequest:
     """``request``; where a launcher has started the ranks anew, to go on with what they had begun.
 
-    When a machine comes or goes, torchrun does so without counting it as a restart.
+    When a machine comes or goes, torchrun does so without counting it as a restart. What was refused had not begun.
     """
     if begun := world.share(world.kept()):
         return evolve(request, directory=Path(begun), resume="auto")
-    if world.restarts and request.directory is not None and request.resume is None:
+    if begun is None and world.restarts and request.directory is not None and request.resume is None:
         return evolve(request, resume="auto")
     return request
 

@@ -88,6 +88,10 @@ def test_each_run_finds_what_the_same_run_of_an_earlier_attempt_has_kept() -> No
     assert on_ranks(1, remember) == [["", "", "first of attempt 0", "second of attempt 0"]]
 
 
+def test_a_process_without_a_store_does_not_know_what_was_kept() -> None:
+    assert Alone().kept() is None
+
+
 def test_one_process_agrees_with_itself() -> None:
     world = Alone()
     assert isinstance(world, World)

@@ -97,11 +97,11 @@ class World(Protocol):
         """Wait until all ranks are here; ``what`` says where, for one who reads an error. Collective."""
         ...
 
-    def kept(self) -> str:
+    def kept(self) -> str | None:
         """A run begins: what it has kept in an earlier attempt, before the launcher started the processes anew.
 
-        Empty where it had not begun, or where the launcher has gone too. The first run that a process begins is the
-        first one of the earlier attempt, and so on.
+        Empty where it had not begun; None where nothing outlives an attempt, so that nobody knows. The first run that a
+        process begins is the first one of the earlier attempt, and so on.
         """
         ...
 
@@ -124,12 +124,12 @@ class Kept:
     def __init__(self, store: Store | None = None) -> None:
         self._store, self._runs = store, 0
 
-    def begin(self) -> str:
+    def begin(self) -> str | None:
         """See ``World.kept``."""
         self._runs += 1
-        if self._store is None or not self._store.check([str(self._runs)]):
-            return ""
-        return str(self._store.get(str(self._runs)).decode())
+        if self._store is None:
+            return None
+        return str(self._store.get(key).decode()) if self._store.check([key := str(self._runs)]) else ""
 
     def keep(self, text: str) -> None:
         """See ``World.keep``."""
@@ -170,7 +170,7 @@ class Alone:
     def keep(self, text: str) -> None:
         self._keeper.keep(text)
 
-    def kept(self) -> str:
+    def kept(self) -> str | None:
         return self._keeper.begin()
 
     def apart(self) -> AbstractContextManager[None]:
@@ -282,7 +282,7 @@ class Ranks:
         self._waiting = what
         dist.all_reduce(torch.zeros(1, dtype=torch.int32))
 
-    def kept(self) -> str:
+    def kept(self) -> str | None:
         return self._keeper.begin()
 
     def keep(self, text: str) -> None:
