@@ -76,8 +76,8 @@ def run(order, rank):
 def child(order, rank):
     log = os.open(order["log"] + f".{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1), os.dup2(log, 2)
-    for name, value in (("RANK", rank), ("LOCAL_RANK", rank)):
-        os.environ[name] = str(value)
+    if order["size"] > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     try:
         run(order, rank)
     except ArbError as error:
@@ -93,11 +93,14 @@ print("ready", flush=True)
 store, port = None, 0
 for line in sys.stdin:
     order = json.loads(line)
-    os.environ.update(WORLD_SIZE=str(order["size"]), **order["environment"])
+    for name in [each for each in os.environ if each.startswith(("WORLD_", "MASTER_", "TORCHELASTIC_"))]:
+        del os.environ[name]  # one process is started without a launcher
+    os.environ.update(order["environment"])
     if order["size"] > 1:
         if not order["attempt"]:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.environ.update(
+            WORLD_SIZE=str(order["size"]),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="1",
             TORCHELASTIC_RESTART_COUNT=str(order["attempt"]),
         )
