@@ -54,8 +54,10 @@ class Checkpointer:
 
         Every rank calls it. Raises CheckpointError, on all of them, where rank 0 cannot write it.
         """
-        if self._saved is not None and self._saved[0] == self._changes:
-            return self._saved[1]
+        stands = self._saved if self._saved is not None and self._saved[0] == self._changes else None
+        # What its observers have asked for, only rank 0 has done.
+        if (path := context.world.share(None if stands is None else str(stands[1]))) is not None:
+            return Path(path)
         observed: dict[str, Any] = {}
         context.tell(hookspecs.arb_checkpoint_save, context, observed)
         phase, structures = context.phase, list(context.structures)
@@ -73,9 +75,9 @@ class Checkpointer:
             "rng": global_rng_state(context.device),
             "observers": observed,
         }
-        path = Path(self._write(context, state))
-        self.mark_saved(path)
-        return path
+        folder = Path(self._write(context, state))
+        self.mark_saved(folder)
+        return folder
 
     def _write(self, context: TrainingContext, state: Mapping[str, Any]) -> str:
         """Have rank 0 write, while all ranks do their part of it; the folder, on every rank."""

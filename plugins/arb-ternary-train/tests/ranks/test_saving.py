@@ -6,6 +6,7 @@ import errno
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from arb_ternary.errors import ArbError, CheckpointError
+from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.checkpoint import model_entries, no_fault, read_checkpoint
+from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.progress import Silent
@@ -110,6 +113,31 @@ def test_lost_micro_batches_keep_their_places_on_ranks_too(two_ranks: Any, monke
         assert different == []
     metrics = (folder / "two/metrics.jsonl").read_text()
     assert [f'"micro_batch": {number},' in metrics for number in (1, *LOST)] == [False, *[True] * len(LOST)]
+
+
+def marked(world: World) -> tuple[str, int]:
+    """Rank 0 alone has something new to save, as after an evaluation that an observer has asked for."""
+    written: list[Any] = []
+
+    class Recorded(Checkpointer):
+        def _write(self, context: Any, state: Any) -> str:
+            written.append(state)
+            return str(world.share("new"))
+
+    saver = Recorded(None, {})  # type: ignore[arg-type]
+    saver.mark_saved(Path("old"))
+    if world.is_main:
+        saver.mark_progress()
+    context: Any = SimpleNamespace(
+        world=world, tell=lambda *_: None, phase=None, structures=[], step=1, tokens=1, finished=[],
+        evaluation_shape=None, unfinished_evaluation=None, device=world.device,
+        logbook=SimpleNamespace(metrics=SimpleNamespace(sync=lambda: 0)),
+    )  # fmt: skip
+    return str(saver.save(context)), len(written)
+
+
+def test_all_ranks_save_where_rank_0_has_something_to_save() -> None:
+    assert on_ranks(2, marked) == [("new", 1)] * 2
 
 
 def test_a_full_disk_ends_all_ranks_with_the_same_error(two_ranks: Any) -> None:

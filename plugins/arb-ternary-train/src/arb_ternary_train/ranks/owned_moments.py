@@ -12,13 +12,13 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Joins, inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary_train.ranks.collectives import all_gather_single
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["OwnedMoments", "all_moments", "own_moments", "unsliced"]
@@ -158,7 +158,7 @@ class OwnedMoments:
         for place, part in zip(torch.split(sent, sizes), parts, strict=True):
             place[: part.numel()] = part
         found = sent.new_empty(world.size * sent.numel())
-        dist.all_gather_into_tensor(found, sent, group=world.group)
+        all_gather_single(found, sent, group=world.group)
         for rank, message in enumerate(found.view(world.size, -1)):
             for whole, piece in zip(into, torch.split(message, sizes), strict=True):
                 bounds = self._bounds(whole, rank)
