@@ -294,7 +294,7 @@ class ForgetsItsPlace(StandardPhase):
 
 class NeverStops(StandardPhase):
     def run(self, context: Any) -> Any:
-        context.stop = SimpleNamespace(requested=False, set=lambda reason: None)
+        context.stop = SimpleNamespace(requested=False, reason="", set=lambda reason: None)
         return super().run(context)
 
 

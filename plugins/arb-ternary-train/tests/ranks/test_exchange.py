@@ -101,16 +101,16 @@ def trained(world: World, name: str, bits: int, overlapped: bool = True) -> tupl
 @pytest.mark.parametrize(
     ("name", "bits", "size"),
     [
-        ("scaled", 8, 2),
+        pytest.param("scaled", 8, 2, marks=pytest.mark.slow),
         ("scaled", 4, 3),
         pytest.param("scaled", 2, 2, marks=pytest.mark.slow),
         pytest.param("sign", 8, 3, marks=pytest.mark.slow),
         pytest.param("levels", 8, 2, marks=pytest.mark.slow),
         pytest.param("levels", 4, 4, marks=pytest.mark.slow),
         pytest.param("levels", 2, 3, marks=pytest.mark.slow),
-        ("sign", 2, 2),
+        pytest.param("sign", 2, 2, marks=pytest.mark.slow),
         pytest.param("sign", 4, 4, marks=pytest.mark.slow),
-        ("momentum", 4, 2),
+        pytest.param("momentum", 4, 2, marks=pytest.mark.slow),
         pytest.param("momentum", 4, 4, marks=pytest.mark.slow),
     ],
 )
