@@ -149,6 +149,16 @@ def test_what_was_summed_can_be_dropped() -> None:
         assert torch.equal(tensor, before[name]), name
 
 
+def test_what_is_kept_of_a_sum_has_one_order() -> None:
+    """A checkpoint within a step stores it: in the order of a set, its bytes would differ from process to process."""
+    module = TernaryLinear(4, 4, activations="float")
+    module.use_scaled_votes()
+    module.sum_votes()
+    module(torch.randn(3, 4)).sum().backward()
+    assert module.kept_votes is not None
+    assert list(module.kept_votes) == ["control", "stats", "magnitudes"]
+
+
 def test_more_votes_than_sums_hold_are_refused() -> None:
     StepSums.check(257, 127)
     with pytest.raises(UsageProblem, match="258 casts of votes up to 127") as raised:

@@ -14,10 +14,9 @@ from arb_ternary.counters.hashing import CASTS, MICRO
 from arb_ternary.ternary.step_sums import StepSums
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
-#: What casting votes changes of a module.
-_CAST: Final = ("votes", "exponent_votes", "bias_votes", "correlation", "steps", "control", "stats", "magnitudes")
-#: Of that, what a cast into sums leaves as it is.
-_SUMMED: Final = ("votes", "exponent_votes", "bias_votes")
+#: What casting votes changes of a module: the accumulators, unless votes are summed, and what lies beside them.
+_ACCUMULATORS: Final = ("votes", "exponent_votes", "bias_votes")
+_BESIDE: Final = ("correlation", "steps", "control", "stats", "magnitudes")
 
 
 class RowOwner(Protocol):
@@ -193,7 +192,7 @@ class VoteMemory(nn.Module):
 
     def _keep(self, _grad: object = None) -> None:
         if self.undoable and self.kept_votes is None:
-            changed = _CAST if self.sums is None else set(_CAST).difference(_SUMMED)
+            changed = (*_ACCUMULATORS, *_BESIDE) if self.sums is None else _BESIDE
             found = ((name, getattr(self, name, None)) for name in changed)
             self.kept_votes = {name: tensor.detach().clone() for name, tensor in found if tensor is not None}
 
