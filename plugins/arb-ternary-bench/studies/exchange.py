@@ -168,7 +168,7 @@ class Clock:
             patch.object(exchange, "decode_flips", self.timed("encode, decode", exchange.decode_flips)),
             patch.object(dist, "all_to_all_single", self.sent("send votes", dist.all_to_all_single)),
             patch.object(delivery, "all_gather_single", gathered),
-            patch.object(exchange, "all_gather_single", gathered),
+            patch.object(collectives, "all_gather_single", gathered),
             patch.object(dist, "all_reduce", self.sent("send counts and flips", dist.all_reduce)),
             patch.object(TernaryModule, "settle", self.timed("settle", TernaryModule.settle)),
             patch.object(ScaledVotes, "whole_votes", self.timed("in quanta", ScaledVotes.whole_votes)),

@@ -23,7 +23,7 @@ from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_train.ranks.collectives import all_gather_single
+from arb_ternary_train.ranks.collectives import all_gather_rows
 from arb_ternary_train.ranks.delivery import Delivery
 from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips, flips_counted
 from arb_ternary_train.ranks.rows import row_bounds, rows_shape
@@ -59,13 +59,7 @@ class OwnedRows:
 
     def gathered(self, held: Tensor) -> Tensor:
         """The rows of all ranks from those that each holds, ``[n, ...]``; every rank calls it."""
-        most = max(last - first for first, last in self.bounds)
-        own = held.new_zeros(most, *held.shape[1:])
-        own[: held.shape[0]] = held
-        found = held.new_empty(self.world.size * most, *held.shape[1:])
-        all_gather_single(found, own, group=self.world.group)
-        pieces = [found[rank * most : rank * most + last - first] for rank, (first, last) in enumerate(self.bounds)]
-        return torch.cat(pieces)
+        return torch.cat(all_gather_rows(held, [last - first for first, last in self.bounds], group=self.world.group))
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:
         """Flip own rows, of a copy: the weight itself follows when all ranks have told their flips."""
@@ -201,13 +195,8 @@ class OwnerRows:
 
     def _all_gathered(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Everybody's bytes, of known sizes."""
-        most = max(sizes)
-        padded = torch.zeros(most, dtype=torch.uint8, device=self.world.device)
-        padded[: own.numel()] = own
-        found = padded.new_empty(self.world.size * most)
-        all_gather_single(found, padded, group=self.world.group)
         self.sent_bytes += own.numel() * (self.world.size - 1)
-        return [found[rank * most : rank * most + size] for rank, size in enumerate(sizes)]
+        return all_gather_rows(own, sizes, group=self.world.group)
 
     # --- flips to everybody ---
 
