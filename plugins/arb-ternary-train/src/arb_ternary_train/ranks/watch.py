@@ -20,7 +20,7 @@ from arb_ternary.errors import ArbError, render
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["Member", "Watch", "end_process"]
+__all__ = ["Heard", "Member", "Watch", "end_process"]
 
 #: Signs of life within the time limit.
 _SIGNS: Final = 8
@@ -71,10 +71,9 @@ class Watch:
         self._limit, self._place, self._on_loss = limit, place, on_loss
         self._period = min(_LONGEST, limit / _SIGNS)
         self._closed = threading.Event()
-        now = time.monotonic()
-        self._answered = now
+        self._answers = 0
         self._signs = [b""] * len(members)
-        self._seen = [now] * len(members)
+        self._heard = Heard(len(members), limit, longest_tick=3 * self._period)
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._give, self._judge)]
         for thread in self._threads:
             thread.start()
@@ -95,34 +94,68 @@ class Watch:
             except RuntimeError:  # it is judged by how long it has not answered
                 self._closed.wait(self._period)
                 continue
-            now = self._answered = time.monotonic()
-            for rank, sign in enumerate(signs):
-                if sign != self._signs[rank]:
-                    self._signs[rank], self._seen[rank] = sign, now
+            self._signs = signs
+            self._answers += 1  # after the signs: whoever reads this number first sees signs at least as new
             self._closed.wait(self._period)
 
     def _judge(self) -> None:
-        looked = time.monotonic()
         while not self._closed.wait(self._period):
-            now = time.monotonic()
-            if (slept := now - looked) > 3 * self._period:
-                # This process itself stood still, and has heard nobody meanwhile.
-                self._answered += slept
-                self._seen = [seen + slept for seen in self._seen]
-            looked = now
-            error = self._verdict(now)
-            if error is not None:
-                self._closed.set()
-                self._on_loss(error)
+            answers = self._answers
+            store, lost = self._heard.tick(time.monotonic(), answers, self._signs)
+            if not (store or lost):
+                continue
+            limit = f"{self._limit:g} s, the limit of ARB_TERNARY_RANK_TIMEOUT"
+            if store:
+                what = f"rank {self._rank}: {self._place} has not answered for {limit}"
+            else:
+                names = ", ".join(str(self._members[rank]) for rank in lost)
+                what = f"{names}: no sign of life for {limit}: stopped, ended or cut off"
+            self._closed.set()
+            again = (
+                "Start again with --resume: the newest checkpoint is intact. torchrun --max-restarts N does so itself."
+            )
+            self._on_loss(ArbError(what, again))
 
-    def _verdict(self, now: float) -> ArbError | None:
-        limit = f"{self._limit:g} s, the limit of ARB_TERNARY_RANK_TIMEOUT"
-        again = "Start again with --resume: the newest checkpoint is intact. torchrun --max-restarts N does so itself."
-        if now - self._answered > self._limit:
-            return ArbError(f"rank {self._rank}: {self._place} has not answered for {limit}", again)
-        # While the store stands still, nobody can give a sign.
-        lost = [m for m, seen in zip(self._members, self._seen, strict=True) if self._answered - seen > self._limit]
-        if not lost:
-            return None
-        what = f"{', '.join(map(str, lost))}: no sign of life for {limit}: stopped, ended or cut off"
-        return ArbError(what, again)
+
+class Heard:
+    """What one rank has heard of the others, by a clock that runs only while the rank itself does.
+
+    All times are taken at one place, :meth:`tick`. A tick that comes late counts as ``longest_tick``: the process
+    stood still (it was stopped, or its machine slept) and could not have heard anybody meanwhile.
+
+    Args:
+        ranks: how many give signs.
+        limit: seconds without a new sign after which a rank is lost.
+        longest_tick: the most seconds that a tick adds to the clock.
+    """
+
+    def __init__(self, ranks: int, limit: float, longest_tick: float) -> None:
+        self._limit, self._longest = limit, longest_tick
+        self._looked = time.monotonic()
+        self._now = self._answered = 0.0
+        self._answers = 0
+        self._signs = [b""] * ranks
+        self._seen = [0.0] * ranks
+
+    def tick(self, now: float, answers: int, signs: Sequence[bytes]) -> tuple[bool, list[int]]:
+        """Take in what has been heard by ``now``.
+
+        Args:
+            now: seconds of the monotonic clock.
+            answers: how often the store has answered so far.
+            signs: its newest answer, a sign of each rank.
+
+        Returns:
+            Whether the store itself has been silent for longer than the limit, and, if not, the ranks that have.
+        """
+        self._now += min(now - self._looked, self._longest)
+        self._looked = now
+        if answers != self._answers:
+            self._answers, self._answered = answers, self._now
+            for rank, sign in enumerate(signs):
+                if sign != self._signs[rank]:
+                    self._signs[rank], self._seen[rank] = sign, self._now
+        if self._now - self._answered > self._limit:
+            return True, []
+        # Counted to the last answer: while the store stands still, nobody can give a sign.
+        return False, [rank for rank, seen in enumerate(self._seen) if self._answered - seen > self._limit]
