@@ -1,0 +1,137 @@
+"""Parts of models of images against torch's own, and rotary positions of a grid against their closed form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.ternary.audit import audit
+from arb_ternary.ternary.linear import TernaryConv2d
+from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
+from arb_ternary_text.models.rotary import rotate
+from arb_ternary_vision.parts import FloatConv2d, Geometry, grid_positions, make_channel_norm, make_conv, make_patches
+
+
+def options(**changed: Any) -> DecoderConfig:
+    return DecoderConfig(**{"width": 16, "heads": 2, "causal": False, "group_size": 32, **changed})
+
+
+FLOAT = options(float_parts=FLOAT_PARTS, activations="float", group_size=128)
+SHAPES = [
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)},
+    {"kernel_size": 1, "stride": 2},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_float_convolution_is_torchs(shape: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ours = make_conv(FLOAT, 3, 5, **shape)
+    assert isinstance(ours, FloatConv2d)
+    theirs = nn.Conv2d(3, 5, bias=False, **shape)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight.view_as(theirs.weight))
+    x = torch.randn(2, 3, 9, 8, requires_grad=True)
+    y = ours(x)
+    torch.testing.assert_close(y, theirs(x), atol=1e-5, rtol=1e-5)
+    y.square().sum().backward()
+    found, x.grad = x.grad, None
+    theirs(x).square().sum().backward()
+    torch.testing.assert_close(found, x.grad, atol=1e-4, rtol=1e-4)
+    assert ours.weight.grad is not None
+    assert theirs.weight.grad is not None
+    torch.testing.assert_close(ours.weight.grad.view_as(theirs.weight), theirs.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activations", ["int8", "float"])
+def test_the_twin_with_the_dense_weight_computes_what_the_ternary_convolution_does(activations: Any) -> None:
+    torch.manual_seed(0)
+    ternary = make_conv(options(activations=activations), 3, 5, 3, stride=2, padding=1)
+    assert isinstance(ternary, TernaryConv2d)
+    twin = FloatConv2d(3, 5, Geometry((3, 3), (2, 2), (1, 1)), activations=activations)
+    with torch.no_grad():
+        twin.weight.copy_(ternary.dense_weight())
+    x = torch.randn(2, 3, 8, 6)
+    torch.testing.assert_close(twin(x), ternary(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_part_that_is_named_makes_a_convolution_float() -> None:
+    config = options(float_parts=("head",))
+    assert isinstance(make_conv(config, 1, 2, 3, part="head"), FloatConv2d)
+    assert isinstance(make_conv(config, 1, 2, 3), TernaryConv2d)
+
+
+def test_patches_are_the_convolution_whose_stride_is_its_kernel() -> None:
+    torch.manual_seed(0)
+    patches = make_patches(FLOAT, 3, (2, 4))
+    x = torch.randn(2, 3, 6, 8)
+    expected = F.conv2d(x, patches.linear.weight.view(16, 3, 2, 4), stride=(2, 4)).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(patches(x), expected, atol=1e-5, rtol=1e-5)
+    assert patches(x).shape == (2, 6, 16)
+
+
+def test_ternary_patches_hold_no_float() -> None:
+    found = audit(make_patches(options(), 1, 2))
+    assert (found.pure, found.ternary_weights) == (True, 16 * 4)
+
+
+def test_images_that_do_not_fit_the_patches_are_named() -> None:
+    patches = make_patches(options(), 3, 4)
+    with pytest.raises(UsageProblem, match="1 channels, and the patch embedding was made for 3"):
+        patches(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(UsageProblem, match="8 x 6 pixels do not divide into patches of 4 x 4"):
+        patches(torch.zeros(1, 3, 8, 6))
+
+
+@pytest.mark.parametrize("changed", [{}, {"learned_norms": True}])
+def test_a_norm_over_channels_normalises_each_pixel(changed: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 3, 4)
+    expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(make_channel_norm(options(**changed), 6)(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_positions_of_a_grid_turn_planes_by_row_and_column() -> None:
+    config = options(rotary_base=100.0)  # heads of 8 features: 4 planes, 2 by the row and 2 by the column
+    positions = grid_positions(config, (2, 3), leading=1)
+    speeds = (1.0, 100.0 ** (-2 / 4))
+    expected = [[0.0] * 4] + [
+        [row * speeds[0], row * speeds[1], column * speeds[0], column * speeds[1]]
+        for row in range(2)
+        for column in range(3)
+    ]
+    torch.testing.assert_close(positions.cos, torch.tensor(expected, dtype=torch.float64).cos().float())
+    torch.testing.assert_close(positions.sin, torch.tensor(expected, dtype=torch.float64).sin().float())
+    assert positions.mask is None
+    assert not positions.is_causal
+
+
+def test_scores_depend_on_how_far_apart_two_patches_are_alone() -> None:
+    torch.manual_seed(0)
+    rows, columns = 5, 4
+    positions = grid_positions(options(rotary_base=30.0), (rows, columns), dtype=torch.float64)
+    query, key = torch.randn(2, 8, dtype=torch.float64)
+    turned = [rotate(x.expand(1, 1, rows * columns, 8), positions.cos, positions.sin)[0, 0] for x in (query, key)]
+    score = (turned[0] @ turned[1].T).view(rows, columns, rows, columns)
+    for down, across in ((0, 0), (1, 2), (-2, 1)):
+        # The closed form: each plane turns the product of its two features by speed times distance.
+        q, k = (torch.complex(x[:4], x[4:]) for x in (query, key))
+        angle = torch.tensor([down, down * 30**-0.5, across, across * 30**-0.5], dtype=torch.float64)
+        expected = float((q * k.conj() * torch.polar(torch.ones(4, dtype=torch.float64), -angle)).real.sum())
+        for row in range(rows):
+            for column in range(columns):
+                if 0 <= row + down < rows and 0 <= column + across < columns:
+                    found = float(score[row, column, row + down, column + across])
+                    assert math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_heads_whose_planes_rows_and_columns_cannot_share_are_refused() -> None:
+    with pytest.raises(UsageProblem, match="6 features are 3 planes"):
+        grid_positions(options(width=12), (2, 2))
