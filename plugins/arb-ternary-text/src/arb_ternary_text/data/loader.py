@@ -1,15 +1,15 @@
-"""Batches of a token stream, read ahead by threads.
+"""Batches of samples, and of a token stream, read ahead by threads.
 
 Threads are enough: a batch is a copy from memory or from a mapped file, during which numpy and torch release the
 interpreter lock, and there is no Python work per sample that would hold it. Nothing is pickled, no process inherits an
-initialised accelerator, and no worker has a random state: which windows a batch holds is the sampler's pure function
+initialised accelerator, and no worker has a random state: which samples a batch holds is the sampler's pure function
 of the cursor. Hence the same bits for any number of workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError, EnvironmentProblem
 from arb_ternary.protocols.data import Batch
 from arb_ternary_text.data.memmap import TokenFile
-from arb_ternary_text.data.sampler import WindowSampler, window_count
+from arb_ternary_text.data.sampler import Sampler, WindowSampler, window_count
 
-__all__ = ["BatchLoader", "evaluation_batches", "read_windows"]
+__all__ = ["BatchLoader", "SampledBatches", "evaluation_batches", "evaluation_indices", "read_windows"]
 
 #: Batches in flight for each worker: one being read and one ready.
 _AHEAD = 2
 
 
-class BatchLoader:
+class SampledBatches:
     """An endless iterator over the batches of ``sampler``, on the host.
 
     The position is ``sampler.cursor``, the number of the next batch that the caller has not received: batches that were
@@ -37,22 +37,25 @@ class BatchLoader:
     call :meth:`close`; one thread may iterate at a time.
 
     Args:
-        stream: token ids ``[L]``, an integer dtype, in memory or mapped.
-        sampler: chooses the windows; its ``stream_length`` is ``L``.
+        sampler: chooses the samples.
+        read: the batch of the samples int64 ``[B]``; a pure function, which threads call side by side.
         workers: threads that read ahead; 0 reads each batch when it is asked for.
         pin_memory: put batches into page-locked memory, from which a copy to the accelerator can run beside
             computation.
 
     Raises:
-        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative.
+        DataError: ``workers`` is negative.
         EnvironmentProblem: ``pin_memory`` where there is no accelerator.
     """
 
     def __init__(
-        self, stream: NDArray[Any], sampler: WindowSampler, *, workers: int = 0, pin_memory: bool = False
+        self,
+        sampler: Sampler,
+        read: Callable[[NDArray[np.int64]], Batch],
+        *,
+        workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
-        if sampler.stream_length != len(stream):
-            raise DataError(f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not {len(stream)}")
         if workers < 0:
             raise DataError(f"workers must not be negative, not {workers}")
         if pin_memory and not torch.accelerator.is_available():
@@ -60,8 +63,8 @@ class BatchLoader:
                 "pin_memory: page-locked memory needs an accelerator, and this machine has none",
                 "Set pin_memory: false.",
             )
-        self.stream = stream
         self.sampler = sampler
+        self.read = read
         self.workers = workers
         self.pin_memory = pin_memory
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="arb-data") if workers else None
@@ -76,7 +79,7 @@ class BatchLoader:
         """The batch at the cursor, which then moves on by one.
 
         Raises:
-            DataError: an id in a token file is outside the vocabulary; the cursor stays where it is.
+            DataError: a sample cannot be read; the cursor stays where it is.
         """
         if self._closed:
             raise ValueError("the batch loader is closed")
@@ -109,7 +112,7 @@ class BatchLoader:
 
     @property
     def continues(self) -> bool:
-        """Whether each row of the next batch continues the same row of the last; see ``WindowSampler.continues``."""
+        """Whether each row of the next batch continues the same row of the last; see ``Sampler.continues``."""
         return self.sampler.continues(self.sampler.cursor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class BatchLoader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken. Raises DataError when it belongs to another stream or other settings."""
+        """Continue where ``state`` was taken. Raises DataError when it belongs to other samples or settings."""
         self.sampler.load_state_dict(state)
 
     def close(self) -> None:
@@ -154,8 +157,40 @@ class BatchLoader:
         self._ahead.clear()
 
     def _read(self, indices_B: NDArray[np.int64]) -> Batch:
-        batch = read_windows(self.stream, indices_B, self.sampler.block_size)
-        return Batch(batch.data.pin_memory(), batch.sample_ids.pin_memory()) if self.pin_memory else batch
+        batch = self.read(indices_B)
+        if not self.pin_memory:
+            return batch
+        extras = {name: tensor.pin_memory() for name, tensor in batch.extras.items()}
+        return Batch(batch.data.pin_memory(), batch.sample_ids.pin_memory(), extras)
+
+
+class BatchLoader(SampledBatches):
+    """The batches of a token stream; see :class:`SampledBatches`.
+
+    Args:
+        stream: token ids ``[L]``, an integer dtype, in memory or mapped.
+        sampler: chooses the windows; its ``stream_length`` is ``L``.
+        workers: as for :class:`SampledBatches`.
+        pin_memory: as for :class:`SampledBatches`.
+
+    Raises:
+        DataError: ``sampler`` was made for a stream of another length, or ``workers`` is negative. While reading: an id
+            in a token file is outside the vocabulary.
+        EnvironmentProblem: ``pin_memory`` where there is no accelerator.
+    """
+
+    def __init__(
+        self, stream: NDArray[Any], sampler: WindowSampler, *, workers: int = 0, pin_memory: bool = False
+    ) -> None:
+        if sampler.stream_length != len(stream):
+            raise DataError(f"{sampler.name}: the sampler is for {sampler.stream_length} tokens, not {len(stream)}")
+        self.stream = stream
+        super().__init__(
+            sampler,
+            lambda indices_B: read_windows(stream, indices_B, sampler.block_size),
+            workers=workers,
+            pin_memory=pin_memory,
+        )
 
 
 def read_windows(stream: NDArray[Any], indices_B: NDArray[np.int64], block_size: int) -> Batch:
@@ -191,13 +226,20 @@ def evaluation_batches(
     Raises:
         DataError: the stream is too short for one block (``name`` says which stream), or a size is not positive.
     """
+    windows = evaluation_indices(window_count(len(stream), block_size, name), batch_size, limit)
+    return (read_windows(stream, indices_B, block_size) for indices_B in windows)
+
+
+def evaluation_indices(samples: int, batch_size: int, limit: int | None) -> Iterator[NDArray[np.int64]]:
+    """Indices of the samples of each batch of an evaluation, as :func:`evaluation_batches` says of windows.
+
+    Raises:
+        DataError: a size is not positive.
+    """
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1, not {batch_size}")
     if limit is not None and limit < 1:
         raise DataError(f"the number of evaluation batches must be at least 1, not {limit}")
-    windows = window_count(len(stream), block_size, name)
-    wanted = windows if limit is None else min(windows, limit * batch_size)
-    indices = np.arange(wanted, dtype=np.int64) * windows // wanted
-    return (
-        read_windows(stream, indices[start : start + batch_size], block_size) for start in range(0, wanted, batch_size)
-    )
+    wanted = samples if limit is None else min(samples, limit * batch_size)
+    indices = np.arange(wanted, dtype=np.int64) * samples // max(1, wanted)
+    return (indices[start : start + batch_size] for start in range(0, wanted, batch_size))

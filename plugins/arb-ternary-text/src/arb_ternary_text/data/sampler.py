@@ -1,4 +1,4 @@
-"""Which windows of a stream make up a batch: a pure function of the seed and a cursor.
+"""Which samples make up a batch: a pure function of the seed and a cursor.
 
 A stream of ``L`` tokens is cut once into ``(L - 1) // S`` windows; window ``i`` starts at token ``i * S`` and reads
 ``S + 1`` tokens, so that neighbouring windows share one token and every prediction is made exactly once an epoch. The
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from arb_ternary.errors import DataError, nearest
 
-__all__ = ["Order", "WindowSampler", "permutation", "window_count"]
+__all__ = ["Order", "Sampler", "WindowSampler", "permutation", "window_count"]
 
 Order = Literal["random", "sequential"]
 
@@ -64,38 +64,38 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-class WindowSampler:
-    """Indices of the windows in each batch, with a resumable cursor.
+class Sampler:
+    """Indices of the samples in each batch, with a resumable cursor.
 
-    ``order="random"``: epochs follow each other without a gap, each a permutation of all windows; a batch may
-    take its first rows from one epoch and its last from the next, so no window is ever dropped, also when the batch
-    is larger than an epoch. ``order="sequential"``: row ``b`` reads its own contiguous ``1/B`` of the stream, so
-    that state carried from batch to batch continues the same text; up to ``B - 1`` windows at the end are not used.
+    ``order="random"``: epochs follow each other without a gap, each a permutation of all samples; a batch may
+    take its first rows from one epoch and its last from the next, so no sample is ever dropped, also when the batch
+    is larger than an epoch. ``order="sequential"``: row ``b`` reads its own contiguous ``1/B`` of the samples, so
+    that state carried from batch to batch continues the same text; up to ``B - 1`` samples at the end are not used.
 
     Args:
-        stream_length: tokens in the stream.
-        block_size: ``S``, predictions a sample.
+        samples: how many there are.
         batch_size: ``B``, samples a batch.
         seed: chooses the permutations of the random order; the sequential order does not depend on it.
         order: ``random`` or ``sequential``.
-        name: what error messages call the stream.
+        name: what error messages call the samples.
 
     Attributes:
         cursor: number of the next batch. ``state_dict`` is this number and the fields that decide what it counts.
-        windows: number of windows in the stream.
 
     Raises:
-        DataError: the stream is too short for one block, or for ``B`` parallel streams.
+        DataError: there are too few samples, or the order or the batch size is none.
     """
+
+    #: What messages call a sampler of the class.
+    _kind = "a sampler"
 
     def __init__(
         self,
-        stream_length: int,
-        block_size: int,
+        samples: int,
         batch_size: int,
         seed: int = 0,
         order: Order = "random",
-        name: str = "the token stream",
+        name: str = "the samples",
     ) -> None:
         if order not in get_args(Order):
             close = nearest(order, get_args(Order))
@@ -105,31 +105,24 @@ class WindowSampler:
             )
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, not {batch_size}")
-        self.windows = window_count(stream_length, block_size, name)
-        if order == "sequential" and self.windows < batch_size:
-            raise DataError(
-                f"{name}: {stream_length} tokens are too few for {batch_size} parallel streams of at least one "
-                f"block of {block_size}: there are {self.windows} blocks",
-                f"Lower the batch size to at most {self.windows}, or the block size.",
-            )
-        self.stream_length = stream_length
-        self.block_size = block_size
+        self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
         self.order: Order = order
         self.name = name
         self.cursor = 0
         self._orders: dict[int, NDArray[np.int64]] = {}
+        self._require_enough()
 
     def batch(self, cursor: int) -> NDArray[np.int64]:
-        """Window indices of batch number ``cursor``, int64 ``[B]``; does not depend on ``self.cursor``."""
+        """Sample indices of batch number ``cursor``, int64 ``[B]``; does not depend on ``self.cursor``."""
         if cursor < 0:
             raise DataError(f"the data cursor must not be negative, not {cursor}")
         rows_B = np.arange(self.batch_size, dtype=np.int64)
         if self.order == "sequential":
             return rows_B * self.batches_per_epoch + cursor % self.batches_per_epoch
         first = cursor * self.batch_size
-        epoch, offset = divmod(first, self.windows)
+        epoch, offset = divmod(first, self.samples)
         parts = []
         wanted = self.batch_size
         while wanted:
@@ -141,11 +134,11 @@ class WindowSampler:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches in one pass over the stream; 0 in random order when a batch is larger than an epoch."""
-        return self.windows // self.batch_size
+        """Whole batches in one pass over the samples; 0 in random order when a batch is larger than an epoch."""
+        return self.samples // self.batch_size
 
     def continues(self, cursor: int) -> bool:
-        """Whether each row of batch ``cursor`` continues the text of the same row of the batch before.
+        """Whether each row of batch ``cursor`` continues the same row of the batch before.
 
         Where it does not, state carried from the batch before must be cleared: always in random order, and at the
         start of every epoch in sequential order.
@@ -160,13 +153,13 @@ class WindowSampler:
         """Continue at the cursor of ``state``.
 
         Raises:
-            DataError: the cursor was counted with another seed, block, batch, order or stream length; all the fields
+            DataError: the cursor was counted with another seed, batch, order, or of other samples; all the fields
                 that differ are named. The sampler is then left as it was.
         """
         settings = self._settings()
         unlike = sorted({"cursor", *settings} ^ set(state))
         if unlike:
-            raise DataError(f"sampler state: the fields differ from those of a window sampler: {', '.join(unlike)}")
+            raise DataError(f"sampler state: the fields differ from those of {self._kind}: {', '.join(unlike)}")
         different = [f"{key} was {state[key]!r} and is {now!r}" for key, now in settings.items() if state[key] != now]
         if different:
             raise DataError(
@@ -178,6 +171,71 @@ class WindowSampler:
             raise DataError(f"sampler state: cursor must be a whole number that is not negative, not {cursor!r}")
         self.cursor = cursor
 
+    def _require_enough(self) -> None:
+        """DataError where the samples do not fill one batch of the order."""
+        if self.samples < 1:
+            raise DataError(f"{self.name}: there is not one sample")
+        if self.order == "sequential" and self.samples < self.batch_size:
+            raise DataError(
+                f"{self.name}: {self.samples} samples are too few for {self.batch_size} parallel streams",
+                f"Lower the batch size to at most {self.samples}.",
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        return {"seed": self.seed, "batch_size": self.batch_size, "samples": self.samples, "order": self.order}
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs both."""
+        order = self._orders.get(epoch)
+        if order is None:
+            order = permutation(self.samples, self.seed, epoch)
+            self._orders = dict([*self._orders.items()][-1:]) | {epoch: order}
+        return order
+
+
+class WindowSampler(Sampler):
+    """A :class:`Sampler` of the windows of a stream.
+
+    Args:
+        stream_length: tokens in the stream.
+        block_size: ``S``, predictions a sample.
+        batch_size: ``B``, samples a batch.
+        seed: as for :class:`Sampler`.
+        order: as for :class:`Sampler`; rows of the sequential order read on in the same text.
+        name: what error messages call the stream.
+
+    Raises:
+        DataError: the stream is too short for one block, or for ``B`` parallel streams.
+    """
+
+    _kind = "a window sampler"
+
+    def __init__(
+        self,
+        stream_length: int,
+        block_size: int,
+        batch_size: int,
+        seed: int = 0,
+        order: Order = "random",
+        name: str = "the token stream",
+    ) -> None:
+        self.stream_length = stream_length
+        self.block_size = block_size
+        super().__init__(window_count(stream_length, block_size, name), batch_size, seed, order, name)
+
+    @property
+    def windows(self) -> int:
+        """Number of windows in the stream."""
+        return self.samples
+
+    def _require_enough(self) -> None:
+        if self.order == "sequential" and self.windows < self.batch_size:
+            raise DataError(
+                f"{self.name}: {self.stream_length} tokens are too few for {self.batch_size} parallel streams of at "
+                f"least one block of {self.block_size}: there are {self.windows} blocks",
+                f"Lower the batch size to at most {self.windows}, or the block size.",
+            )
+
     def _settings(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
@@ -186,11 +244,3 @@ class WindowSampler:
             "stream_length": self.stream_length,
             "order": self.order,
         }
-
-    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """The epoch's permutation. The last two are kept: a batch at the seam of two epochs needs both."""
-        order = self._orders.get(epoch)
-        if order is None:
-            order = permutation(self.windows, self.seed, epoch)
-            self._orders = dict([*self._orders.items()][-1:]) | {epoch: order}
-        return order
