@@ -24,7 +24,8 @@ def request(batch=4, order="random", workers=0, seed=3):
 def test_a_batch_holds_the_samples_of_its_ids_between_minus_one_and_one():
     with samples(100).batches(request(8)) as batches:
         batch = next(batches)
-    assert batch.data.dtype == torch.float32 and batch.data.shape == (8, 1, 2, 2)
+    assert batch.data.dtype == torch.float32
+    assert batch.data.shape == (8, 1, 2, 2)
     assert batch.sample_ids.dtype == batch.extras["labels"].dtype == torch.int64
     for row, index, label in zip(batch.data, batch.sample_ids.tolist(), batch.extras["labels"].tolist(), strict=True):
         stored = (4 * index) % 256 + torch.arange(4, dtype=torch.float64).reshape(1, 2, 2)
@@ -71,7 +72,8 @@ def test_a_rank_draws_its_places_of_a_step(workers):
     with samples().batches(request(3)) as batches:
         whole = [next(batches).sample_ids.tolist() for _ in range(12)]
     with samples().batches(request(3, workers=workers)) as mine:
-        assert isinstance(mine, Batches) and isinstance(mine, DealtBatches)
+        assert isinstance(mine, Batches)
+        assert isinstance(mine, DealtBatches)
         for step in range(3):  # four places a step, of which rank 1 of 2 has 1 and 3
             mine.deal(1, 2, 4)
             for place in (1, 3):
@@ -118,8 +120,11 @@ def source(**changes):
 
 def test_a_source_says_what_it_is():
     found = source()
-    assert isinstance(found, DataSource) and isinstance(found, Baselines) and isinstance(found, Attachments)
-    assert found.image_shape == (1, 2, 2) and found.vocabulary_size == 3
+    assert isinstance(found, DataSource)
+    assert isinstance(found, Baselines)
+    assert isinstance(found, Attachments)
+    assert found.image_shape == (1, 2, 2)
+    assert found.vocabulary_size == 3
     assert found.samples_per_epoch(128) == 12
     assert (found.predictions_per_sample, found.prediction_noun) == (1, "image")
     assert found.attachments() == {"classes": ["a", "b", "c"]}

@@ -18,7 +18,8 @@ def test_the_parts_are_the_whole_set_and_share_no_image():
     whole = [
         image.astype(np.uint8).tobytes() + bytes([label]) for image, label in zip(raw.images, raw.target, strict=True)
     ]
-    assert len(found.train) == 1438 and len(found.validation) == 359
+    assert len(found.train) == 1438
+    assert len(found.validation) == 359
     assert sorted(rows(found.train) + rows(found.validation)) == sorted(whole)
     assert found.image_shape == (1, 8, 8)
     assert found.classes == tuple("0123456789")
