@@ -351,3 +351,17 @@ def test_an_option_that_does_nothing_is_a_fault_that_says_why(case: str, tmp_pat
 )
 def test_what_goes_together_is_no_fault(sections: dict[str, Any], tmp_path: Path) -> None:
     validated(tmp_path, **sections)
+
+
+def test_a_model_whose_linears_are_made_ternary_does_not_grow(tmp_path: Path) -> None:
+    model = {"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "float_parts": FLOATS}
+    config = {
+        "data": "shakespeare",
+        "model": {"name": "bitnet_of", "model": model},
+        "optimizer": "adamw",
+        "phases": [{**DEPTH, "block_size": 8}],
+    }
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    with pytest.raises(ConfigError) as refused:
+        load_config(tmp_path / "run.yaml")
+    assert said(refused.value, "model").startswith("phase 'progressive' puts parts into the model")

@@ -6,24 +6,25 @@ the quantisers of Microsoft's "The Era of 1-bit LLMs: Training Tips, Code and FA
     gamma = mean |w|     T = clip(round(w / gamma), -1, 1)     W = gamma T
 
 in every pass, and the gradient of the rounding is that of the identity (straight through): ``dw = dW``. The product of
-``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in front of each linear is the decoder's.
+``W`` and an int8 input is that of :mod:`arb_ternary_qat.products`; the norm in front of each linear is the model's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from arb_ternary_qat.config import BitnetConfig
-from arb_ternary_qat.linears import replace_linears
+from arb_ternary.errors import ComponentError, ConfigError
+from arb_ternary_qat.config import BitnetConfig, BitnetOfConfig
 from arb_ternary_qat.products import compute_dtype, input_gradient, product, rounded_input, weight_gradient
 from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
 
-__all__ = ["BitLinear", "BitnetDecoder", "absmean_ternary", "build"]
+__all__ = ["BitLinear", "BitnetDecoder", "absmean_ternary", "build", "build_of", "is_of_head", "make_bit_linears"]
 
 #: Least mean of |w|, as published; below it a matrix rounds towards zero as a whole.
 MIN_SCALE = 1e-5
@@ -64,13 +65,13 @@ class BitLinear(FloatLinear):
     With ``activations="int8"`` each row of the input is rounded to int8 by its largest element.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
+    def product(self, x: Tensor) -> Tensor:
         """``x[..., K] -> [..., N]``, in the dtype of autocast where that is on."""
-        x_MK = input.reshape(-1, self.in_features)
+        x_MK = x.reshape(-1, self.in_features)
         y_MN: Tensor = _BitProduct.apply(  # type: ignore[no-untyped-call]
-            x_MK, self.weight, compute_dtype(input), self.activations == "int8"
+            x_MK, self.weight, compute_dtype(x), self.activations == "int8"
         )
-        return y_MN.view(*input.shape[:-1], self.out_features)
+        return y_MN.view(*x.shape[:-1], self.out_features)
 
     def trits(self) -> Tensor:
         """The ternary weight that a pass computes with, int8 ``[N, K]``."""
@@ -83,24 +84,71 @@ class BitLinear(FloatLinear):
         return TernaryWeight(trits.to(device="cpu", dtype=torch.int8), exponent, self.in_features, float(gamma))
 
 
+#: Of each class of float linears the one that is made ternary.
+_BIT_CLASSES: Final[dict[type[FloatLinear], type[BitLinear]]] = {FloatLinear: BitLinear}
+
+
+def _bit_class(kind: type[FloatLinear]) -> type[BitLinear]:
+    """The class of linears as ``kind`` is, with the product of a :class:`BitLinear`."""
+    if kind not in _BIT_CLASSES:
+        _BIT_CLASSES[kind] = type(f"Bit{kind.__name__}", (BitLinear, kind), {})
+    return _BIT_CLASSES[kind]
+
+
+def make_bit_linears(root: nn.Module, *, but: Callable[[str], bool] = lambda name: False) -> int:
+    """Have the float linears in ``root`` multiply as :class:`BitLinear` does, and be one; returns their number.
+
+    A subclass of ``FloatLinear`` keeps its own ``forward``: a convolution stays one.
+
+    Args:
+        root: the module; names are relative to it.
+        but: whether the linear of this name stays float.
+    """
+    found = [
+        module
+        for name, module in root.named_modules()
+        if isinstance(module, FloatLinear) and not isinstance(module, BitLinear) and not but(name)
+    ]
+    for module in found:
+        module.__class__ = _bit_class(type(module))
+    return len(found)
+
+
 class BitnetDecoder(Decoder):
-    """Core's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays float, as published.
+    """Text's decoder in which every linear of the blocks is a :class:`BitLinear`; the head stays float, as published.
 
     At birth its weights are those of the float decoder of the same seed.
     """
 
     def __init__(self, config: BitnetConfig, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size)
-        replace_linears(self.blocks, _bit_linear)
-
-
-def _bit_linear(linear: FloatLinear) -> BitLinear:
-    with torch.device("meta"):
-        made = BitLinear(linear.in_features, linear.out_features, activations=linear.activations)
-    made.weight = nn.Parameter(linear.weight.detach())
-    return made
+        make_bit_linears(self.blocks)
 
 
 def build(config: BitnetConfig, vocabulary_size: int) -> BitnetDecoder:
     """The factory of the model ``bitnet``."""
     return BitnetDecoder(config, vocabulary_size)
+
+
+def build_of(config: BitnetOfConfig, vocabulary_size: int) -> nn.Module:
+    """The factory of the model ``bitnet_of``: the inner model itself, its linears outside of heads made ternary.
+
+    Raises:
+        ConfigError: there are none.
+        ComponentError: the inner model's factory makes no module.
+    """
+    inner = config.model
+    model = inner.build(vocabulary_size)
+    if not isinstance(model, nn.Module):
+        raise ComponentError(f"model {inner.name!r}: its factory returned a {type(model).__name__}, not a module")
+    if not make_bit_linears(model, but=is_of_head):
+        raise ConfigError(
+            f"model bitnet_of: the model {inner.name!r} has no float linear outside of a head",
+            "Give the inner model `float_parts` that name its linears.",
+        )
+    return model
+
+
+def is_of_head(name: str) -> bool:
+    """Whether the qualified name of a module is that of a head, or of a part of one: ``head`` is a part of it."""
+    return "head" in name.split(".")

@@ -9,13 +9,14 @@ import attrs
 from attrs import frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt
 
+from arb_ternary.config.choice import ModelChoice
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig, FloatPart
 
-__all__ = ["BitnetAdamWConfig", "BitnetConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
+__all__ = ["BitnetAdamWConfig", "BitnetConfig", "BitnetOfConfig", "BopConfig", "DQTConfig", "DirectConfig", "Levels"]
 
 #: What the codes of a directly trained weight may be: {-1, 0, 1}, or whole numbers from -127 to 127.
 Levels = Literal["ternary", "int8"]
@@ -37,6 +38,40 @@ class BitnetConfig(DecoderConfig):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         _need_linears("bitnet", "makes the float weights of linears ternary in each pass", self.float_parts)
+
+
+@frozen(kw_only=True)
+class BitnetOfConfig:
+    """The model that is trained in the manner of BitNet b1.58.
+
+    Who asks these options for one of the model's own, as ``max_length``, or for what it plans to train, hears the inner
+    model's answer.
+    """
+
+    model: ModelChoice = option(
+        help="the model: each of its float linears, but those of a head, is made ternary in the forward pass"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        parts = getattr(self.model.options, "float_parts", None)
+        if parts is not None and "linears" not in parts:
+            raise ValueError(
+                f"the 'float_parts' of 'model' must name linears: bitnet_of makes the float weights of linears ternary "
+                f"in each pass; for linears that learn by votes use model {self.model.name} alone"
+            )
+
+    def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        for phase in run.phases:
+            if hasattr(phase.options, "planned_in"):
+                text = f"phase {phase.name!r} puts parts into the model that would not be those of bitnet_of"
+                yield "", f"{text}; use phases that keep the model as it is, or model {self.model.name} alone"
+
+    def __getattr__(self, name: str) -> Any:
+        # What a config is asked about itself is asked of nested components too.
+        if name.startswith("_") or name in ("model", "planned_for"):
+            raise AttributeError(name)
+        return getattr(self.model.options, name)
 
 
 @frozen(kw_only=True)

@@ -24,6 +24,12 @@ def arb_register_models() -> Sequence[ModelSpec]:
             summary="the decoder with BitNet b1.58 linears: float master weights, ternary in the forward pass",
         ),
         ModelSpec(
+            name="bitnet_of",
+            target="arb_ternary_qat.bitnet:build_of",
+            config="arb_ternary_qat.config:BitnetOfConfig",
+            summary="another model, such as vit, with BitNet b1.58 linears outside of its head",
+        ),
+        ModelSpec(
             name="direct",
             target="arb_ternary_qat.direct:build",
             config="arb_ternary_qat.config:DirectConfig",

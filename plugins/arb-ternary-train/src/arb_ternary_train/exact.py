@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
-from arb_ternary.config.errors import Fault, Faulty, Origin
+from arb_ternary.config.choice import Choice
+from arb_ternary.config.errors import Fault, Faulty, Origin, Path
 from arb_ternary.config.structure import GIVEN
+from arb_ternary.specs import ModelSpec
 from arb_ternary_train.config import RunConfig
 
 __all__ = ["contradictions", "make_exact"]
@@ -23,16 +26,22 @@ def contradictions(data: Any, where: Origin | None) -> list[Fault]:
         data: the run as plain values, so that other faults of the config do not hide these.
         where: the origin of ``exact``.
     """
-    model = data.get("model") if isinstance(data, dict) else None
-    if not isinstance(model, dict) or data.get("exact") is not True:
+    if not isinstance(data, dict) or data.get("exact") is not True:
         return []
+    return list(_contradictions(data, (), f" ({where})" if where else ""))
+
+
+def _contradictions(holder: dict[str, Any], path: Path, place: str) -> Iterator[Fault]:
+    """Of the model in ``holder``, and of one that this is made of, which it calls ``model`` too."""
+    model, path = holder.get("model"), (*path, "model")
+    if not isinstance(model, dict):
+        return
     written = model[GIVEN] if isinstance(model.get(GIVEN), list) else model
-    place = f" ({where})" if where else ""
-    return [
-        Fault(("model", key), f"{model[key]!r} contradicts exact: true, which makes it {wanted!r}{place}")
-        for key, wanted in _OPTIONS.items()
-        if key in model and key in written and model[key] != wanted
-    ]
+    for key, wanted in _OPTIONS.items():
+        if key in model and key in written and model[key] != wanted:
+            text = f"{model[key]!r} contradicts exact: true, which makes it {wanted!r}{place}"
+            yield Fault((*path, key), text)
+    yield from _contradictions(model, path, place)
 
 
 def make_exact(config: RunConfig, where: Origin | None) -> RunConfig:
@@ -47,13 +56,22 @@ def make_exact(config: RunConfig, where: Origin | None) -> RunConfig:
     Raises:
         Faulty: the model's other options do not allow it.
     """
-    options = config.model.options
-    if not config.exact or options is None:
+    if not config.exact:
         return config
-    known = {field.name for field in attrs.fields(type(options))}
     try:
-        options = attrs.evolve(options, **{key: value for key, value in _OPTIONS.items() if key in known})
+        return attrs.evolve(config, model=_exact(config.model))
     except (ValueError, TypeError) as error:
         place = f" ({where})" if where else ""
         raise Faulty(Fault(("model",), f"cannot be exact: {error.args[0]}{place}")) from error
-    return attrs.evolve(config, model=attrs.evolve(config.model, options=options))
+
+
+def _exact(model: Choice[ModelSpec]) -> Choice[ModelSpec]:
+    """``model``, and one that it is made of, with the options of an exact run."""
+    options = model.options
+    if options is None:
+        return model
+    known = {field.name for field in attrs.fields(type(options))}
+    exact: dict[str, Any] = {key: value for key, value in _OPTIONS.items() if key in known}
+    if "model" in known and isinstance(options.model, Choice):
+        exact["model"] = _exact(options.model)
+    return attrs.evolve(model, options=attrs.evolve(options, **exact))

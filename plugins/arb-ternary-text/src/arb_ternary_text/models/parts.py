@@ -47,7 +47,14 @@ class FloatLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's own name
         """``x[..., K] -> [..., N]``."""
-        return F.linear(rounded_to_int8(input) if self.activations == "int8" else input, self.weight)
+        return self.product(input)
+
+    def product(self, x: Tensor) -> Tensor:
+        """What ``forward`` computes, and what a subclass with another ``forward`` multiplies its inputs by.
+
+        Who multiplies in another way overrides this alone, and so serves those subclasses too.
+        """
+        return F.linear(rounded_to_int8(x) if self.activations == "int8" else x, self.weight)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activations={self.activations}"
