@@ -113,7 +113,7 @@ def config_page() -> str:
     ]
     for kind, spec in kinds().items():
         noun = spec.noun
-        if kind in ("backend", "command", "recipe", "document", "starter"):
+        if kind in ("backend", "command", "generator", "recipe", "document", "starter"):
             continue
         parts.append(f'## {noun[0].upper()}{noun[1:]} {{ id="{kind}" }}')
         for found in components(kind):
@@ -172,6 +172,9 @@ def commands_page() -> str:
     ]
     for found in sorted(components("command"), key=lambda each: each.name):
         parts += list(command_texts(found.load(), f"arb {found.name.replace('.', ' ')}"))
+        if found.name == "generate":
+            for generator in components("generator"):
+                parts += list(command_texts(generator.load(), f"arb generate --with {generator.name}"))
     return "\n\n".join(parts)
 
 

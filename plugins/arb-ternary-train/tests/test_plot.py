@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from arb_ternary.errors import ArbError
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.plot import plot_losses, smoothed
+from arb_ternary_train.plot import plot_runs, smoothed
 from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
 
@@ -19,8 +19,8 @@ def test_smoothing_is_a_centred_mean_cut_short_at_the_ends() -> None:
 
 def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_path: Path) -> None:
     run, report = tiny.run("run")
-    plot_losses([run], tmp_path / "deep" / "loss.svg")
-    plot_losses([run], tmp_path / "loss.png")
+    plot_runs([run], tmp_path / "deep" / "loss.svg")
+    plot_runs([run], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "deep" / "loss.svg").read_text()
     for words in (
@@ -37,7 +37,7 @@ def test_the_figure_shows_training_validation_and_both_entropies(tiny: Any, tmp_
 def test_several_runs_share_a_figure_under_their_names(tiny: Any, tmp_path: Path) -> None:
     runs = [tiny.run(name)[0] for name in ("first", "second")]
     runs[1].result_file.unlink()
-    plot_losses(runs, tmp_path / "both.svg")
+    plot_runs(runs, tmp_path / "both.svg")
     drawn = (tmp_path / "both.svg").read_text()
     for words in ("first", "second", "first, validation", "first and second"):
         assert f"<!-- {words} -->" in drawn
@@ -48,10 +48,10 @@ def test_a_run_without_a_step_and_a_place_that_cannot_be_written_are_errors(tiny
     empty.path.mkdir()
     empty.metrics_file.write_text("")
     with pytest.raises(ArbError, match="no step has been taken yet"):
-        plot_losses([empty], tmp_path / "loss.png")
+        plot_runs([empty], tmp_path / "loss.png")
     run, _ = tiny.run("run")
     with pytest.raises(ArbError, match="the figure cannot be written"):
-        plot_losses([run], tmp_path / "loss.nonsense")
+        plot_runs([run], tmp_path / "loss.nonsense")
 
 
 def test_records_with_a_mark_are_found_whatever_their_event() -> None:
@@ -103,7 +103,7 @@ def test_the_figure_of_a_run_shows_its_marks(tiny: Any, tmp_path: Path) -> None:
     run, _ = tiny.run("run")
     with run.metrics_file.open("a") as file:
         file.write('{"event": "decision", "step": 2, "mark": "spike_resistant", "mark_kind": "rollback"}\n')
-    plot_losses([run], tmp_path / "loss.svg")
+    plot_runs([run], tmp_path / "loss.svg")
     drawn = (tmp_path / "loss.svg").read_text()
     for words in ("rollback", "spike_resistant"):
         assert f"<!-- {words} -->" in drawn

@@ -119,22 +119,26 @@ class MaskedBatch:
 
     Attributes:
         inputs: ``[B, ...]``; ids are int64 ``[B, S]``.
-        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose.
-        loss_mask: bool, of the shape of ``targets``: predictions that count in the loss.
+        targets: int64 ``[B]`` or ``[B, S]``: the id that each prediction should choose; a strategy that judges
+            predictions itself has targets of its own kind.
+        loss_mask: bool, an element a prediction: those that count in the loss. Of the shape of such ids.
         times: float32 ``[B]``: the time in [0, 1] of each sample, for a model that takes it as an input; None = there
             is none.
+        arguments: further keyword arguments of the model's forward pass, first dimension ``B``.
     """
 
     inputs: Tensor
     targets: Tensor
     loss_mask: Tensor
     times: Tensor | None = None
+    arguments: Mapping[str, Tensor] = field(factory=dict)
 
     def to(self, device: torch.device) -> MaskedBatch:
         """The same on ``device``."""
         tensors = (self.inputs, self.targets, self.loss_mask, self.times)
         moved = (None if each is None else each.to(device, non_blocking=True) for each in tensors)
-        return MaskedBatch(*moved)  # type: ignore[arg-type]
+        arguments = {name: each.to(device, non_blocking=True) for name, each in self.arguments.items()}
+        return MaskedBatch(*moved, arguments=arguments)  # type: ignore[arg-type, misc]
 
 
 @runtime_checkable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import CommandSpec, DataSpec, MaskingSpec, ModelSpec
-from arb_ternary_train.specs import StarterSpec, SystemSpec
+from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
+from arb_ternary_train.specs import GeneratorSpec, StarterSpec, SystemSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -102,7 +102,11 @@ def arb_register_systems() -> Sequence[SystemSpec]:
 
 
 @hookimpl
-def arb_register_commands() -> Sequence[CommandSpec]:
+def arb_register_generators() -> Sequence[GeneratorSpec]:
     return (
-        CommandSpec(name="generate", target="arb_ternary_text.cli.generate:generate", summary="Continue a prompt."),
+        GeneratorSpec(
+            name="text",
+            target="arb_ternary_text.cli.generate:generate",
+            summary="continues a prompt, with any model that has new_cache() or unroll()",
+        ),
     )

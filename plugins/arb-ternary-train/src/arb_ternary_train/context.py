@@ -25,7 +25,7 @@ from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.checkpointer import Checkpointer
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.directory import RunDirectory
-from arb_ternary_train.evaluate import Evaluation, evaluate
+from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, noun_of
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
@@ -271,7 +271,7 @@ class TrainingContext:
             Interrupted: the run was asked to stop meanwhile; the checkpoint has been written, and a resumed run makes
                 the evaluation anew.
         """
-        batch_size, block_size = self.evaluation_shape or default_evaluation_shape(self.model)
+        batch_size, block_size = self.shape_to_evaluate
         self.unfinished_evaluation = [batches]
         try:
             result = evaluate(
@@ -293,10 +293,15 @@ class TrainingContext:
             raise
         self.unfinished_evaluation = None
         self.mark_progress()
-        record = self.record("validation", {"loss": result.loss, "tokens": result.tokens})
+        record = self.record("validation", {"loss": result.loss, "tokens": result.tokens, **result.metrics})
         self.tell(hookspecs.arb_eval_end, self, self.step, record)
-        self.note(f"step {self.step}: validation loss {result.loss:.4f} over {result.tokens:,} tokens")
+        self.note(f"step {self.step}: {result.told(noun_of(self.data))}")
         return result
+
+    @property
+    def shape_to_evaluate(self) -> tuple[int, int]:
+        """Samples of a batch, and predictions of a sample, in evaluations."""
+        return self.evaluation_shape or default_evaluation_shape(self.model, self.data)
 
     def _after_evaluated_batch(self, done: int) -> None:
         self.logbook.reporter.evaluating(done)
@@ -323,7 +328,7 @@ class TrainingContext:
 
     def evaluate_at_end(self) -> Evaluation:
         """Evaluate on held-out samples of as many predictions as the run was trained on, and of 16,384 at least."""
-        batch_size, block_size = self.evaluation_shape or default_evaluation_shape(self.model)
+        batch_size, block_size = self.shape_to_evaluate
         predictions = max(self.tokens, _LEAST_AT_END)
         self.validation = self.evaluate(math.ceil(predictions / (batch_size * block_size)))
         return self.validation
@@ -333,6 +338,6 @@ class TrainingContext:
         return (self.validation or self.evaluate_at_end()).loss
 
 
-def default_evaluation_shape(model: nn.Module) -> tuple[int, int]:
+def default_evaluation_shape(model: nn.Module, data: DataSource) -> tuple[int, int]:
     """``(batch_size, block_size)`` for a model that no training loop has seen: its whole context, 16 at a time."""
-    return 16, min(model.max_length if isinstance(model, LimitedLength) else 128, 1024)
+    return 16, block_size_of(data, min(model.max_length if isinstance(model, LimitedLength) else 128, 1024))

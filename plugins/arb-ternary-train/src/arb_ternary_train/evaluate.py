@@ -5,23 +5,32 @@ Shapes: ``B`` samples, ``S`` predictions a sample, ``V`` ids that a prediction c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
-from arb_ternary_train.protocols import TakesTime
+from arb_ternary_train.protocols import OwnLosses, Scores, SizedSamples, TakesTime
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 
-__all__ = ["Evaluation", "evaluate", "evaluation_mode", "masked_loss", "time_arguments"]
+__all__ = [
+    "Evaluation",
+    "block_size_of",
+    "evaluate",
+    "evaluation_mode",
+    "forward_arguments",
+    "loss_unit_of",
+    "masked_loss",
+    "noun_of",
+]
 
 
 @frozen
@@ -29,12 +38,19 @@ class Evaluation:
     """Outcome of an evaluation.
 
     Attributes:
-        loss: mean cross entropy over the predictions that count, nats each.
+        loss: mean over the predictions that count: cross entropy in nats, where the masking does not judge itself.
         tokens: how many predictions counted.
+        metrics: means of the masking's scores over the same predictions, by name.
     """
 
     loss: float
     tokens: int
+    metrics: Mapping[str, float] = field(factory=dict)
+
+    def told(self, noun: str) -> str:
+        """The numbers in words; ``noun`` names one prediction."""
+        scores = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
+        return f"validation loss {self.loss:.4f}{scores} over {self.tokens:,} {noun}s"
 
     @property
     def perplexity(self) -> float:
@@ -42,21 +58,42 @@ class Evaluation:
         return float(np.exp(np.float64(min(self.loss, 709.0)))) if self.loss < 709.0 else float("inf")
 
 
-def losses(logits: Tensor, batch: MaskedBatch) -> Tensor:
-    """Cross entropy of each prediction, float32, flat; ``logits`` are ``[B, V]`` or ``[B, S, V]``, as the targets."""
-    return F.cross_entropy(logits.float().flatten(0, -2), batch.targets.flatten(), reduction="none")
+def losses(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None) -> Tensor:
+    """Loss of each prediction, float32, flat, as ``masking`` judges it; the cross entropy where it does not.
+
+    Logits are then ``[B, V]`` or ``[B, S, V]``, as the targets.
+    """
+    if isinstance(masking, OwnLosses):
+        return masking.losses(output, batch)
+    return F.cross_entropy(output.float().flatten(0, -2), batch.targets.flatten(), reduction="none")
 
 
-def masked_loss(logits: Tensor, batch: MaskedBatch) -> Tensor:
-    """Mean cross entropy over the predictions of ``loss_mask``, in float32; 0 (with a graph) where none counts."""
+def masked_loss(output: Tensor, batch: MaskedBatch, masking: MaskingStrategy | None = None) -> Tensor:
+    """Mean of :func:`losses` over the predictions of ``loss_mask``, in float32; 0 (with a graph) where none counts."""
     counts = batch.loss_mask.flatten()
-    return losses(logits, batch).masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(1)
+    return losses(output, batch, masking).masked_fill(~counts, 0.0).sum() / counts.sum().clamp_min(1)
 
 
-def time_arguments(model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
-    """Keyword arguments of a forward pass: the times, where there are some and the model takes them."""
+def forward_arguments(model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
+    """Keyword arguments of a forward pass: those of the batch, and its times where the model takes them."""
     takes = isinstance(model, TakesTime) and model.takes_time
-    return {"time": batch.times} if batch.times is not None and takes else {}
+    times = {"time": batch.times} if batch.times is not None and takes else {}
+    return {**batch.arguments, **times}
+
+
+def block_size_of(data: DataSource, asked: int) -> int:
+    """Predictions in a sample of ``data``: as were ``asked`` for, unless samples have a size of their own."""
+    return data.predictions_per_sample if isinstance(data, SizedSamples) else asked
+
+
+def noun_of(data: DataSource) -> str:
+    """What a report calls one prediction, in the singular."""
+    return data.prediction_noun if isinstance(data, SizedSamples) else "token"
+
+
+def loss_unit_of(data: DataSource, masking: MaskingStrategy) -> str:
+    """What the loss of a run is measured in."""
+    return masking.loss_unit if isinstance(masking, OwnLosses) else f"nats a {noun_of(data)}"
 
 
 @contextmanager
@@ -101,16 +138,19 @@ def evaluate(
     """
     world = Alone() if world is None else world
     held = WholeWeights() if weights is None else weights
-    sums: list[tuple[float, int]] = []
+    sums: list[tuple[float, int, dict[str, float]]] = []
     done = 0
     context = MaskContext(step=step, seed=seed, vocabulary_size=data.vocabulary_size, training=False)
     with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
         for index, batch in enumerate(data.held_out(batch_size, block_size, batches)):
             if index % world.size == world.rank:
                 masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
-                logits = model(masked.inputs, **time_arguments(model, masked))
-                counted_M = losses(logits, masked)[masked.loss_mask.flatten()]
-                sums.append((float(counted_M.double().sum()), counted_M.numel()))
+                output = model(masked.inputs, **forward_arguments(model, masked))
+                counts = masked.loss_mask.flatten()
+                counted_M = losses(output, masked, masking)[counts]
+                scores = masking.scores(output, masked) if isinstance(masking, Scores) else {}
+                scored = {name: float(values[counts].double().sum()) for name, values in scores.items()}
+                sums.append((float(counted_M.double().sum()), counted_M.numel(), scored))
             done = index + 1
             if done % world.size == 0:
                 held.end_evaluation_round()
@@ -119,7 +159,14 @@ def evaluate(
             held.end_evaluation_round()
             after_batch(done)
     total, count = 0.0, 0
-    for round_ in zip_longest(*world.gather(sums), fillvalue=(0.0, 0)):
-        for value, number in round_:
+    totals: dict[str, float] = {}
+    for round_ in zip_longest(*world.gather(sums)):
+        for value, number, scored in (each for each in round_ if each is not None):
             total, count = total + value, count + number
-    return Evaluation(loss=total / max(1, count), tokens=count)
+            for name, score in scored.items():
+                totals[name] = totals.get(name, 0.0) + score
+    return Evaluation(
+        loss=total / max(1, count),
+        tokens=count,
+        metrics={name: score / max(1, count) for name, score in totals.items()},
+    )

@@ -27,12 +27,14 @@ class Logbook:
     Attributes:
         metrics: the metrics file; of rank 0, where several train together.
         reporter: the screen and the log file.
+        noun: what the screen calls one prediction.
         train_tokens: predictions trained on by this process.
         train_seconds: how long that took, without evaluations and checkpoints.
     """
 
     metrics: MetricsWriter | NoMetrics
     reporter: Reporter
+    noun: str = "token"
     train_tokens: int = 0
     train_seconds: float = 0.0
     _recent: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=_WINDOW))
@@ -55,4 +57,5 @@ class Logbook:
         if metrics.get("draws", 1) != 1:
             shown["draws"] = metrics["draws"]
         shown.update((key, value) for key, value in metrics.items() if key not in _FILE_ONLY)
-        self.reporter.step(phase_step, {**shown, "tok/s": round(self.tokens_per_second)}, log)
+        unit = "tok/s" if self.noun == "token" else f"{self.noun}s/s"
+        self.reporter.step(phase_step, {**shown, unit: round(self.tokens_per_second)}, log)

@@ -31,7 +31,7 @@ from arb_ternary.optim.ternary import JoinedOptimizer, TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_train.build import require_protocol
-from arb_ternary_train.evaluate import masked_loss, time_arguments
+from arb_ternary_train.evaluate import block_size_of, forward_arguments, masked_loss
 from arb_ternary_train.in_flight import InFlight, Outcome, in_flight_state, load_in_flight
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
@@ -111,7 +111,7 @@ class TrainingLoop:
         trainable = collect_trainable(self.model)
         votes = bool(trainable.ternary or trainable.stored)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
-        context.evaluation_shape = (options.batch_size, options.block_size)
+        context.evaluation_shape = (options.batch_size, block_size_of(context.data, options.block_size))
         self._untold: deque[Drawn] = deque()
         self._reached = 0
         self.policy: StepPolicy | None = None
@@ -249,13 +249,13 @@ class TrainingLoop:
         return context.masking.apply(batch, generator, mask_context)
 
     def predict(self, batch: Batch, masked: MaskedBatch) -> Tensor:
-        """Logits of a micro-batch in training, ``[*targets.shape, V]``.
+        """Output of the model for a micro-batch: logits ``[*targets.shape, V]``, or what the masking judges.
 
         Args:
             batch: as it was read, on the host.
             masked: what the masking made of it, on the device.
         """
-        logits: Tensor = self._forward(masked.inputs, **time_arguments(self.model, masked))
+        logits: Tensor = self._forward(masked.inputs, **forward_arguments(self.model, masked))
         return logits
 
     def loss(self, batch: Batch, masked: MaskedBatch, output: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class TrainingLoop:
             masked: what the masking made of it, on the device.
             output: what :meth:`predict` returned.
         """
-        return masked_loss(output, masked)
+        return masked_loss(output, masked, self.context.masking)
 
     def set_rates(self) -> dict[str, float]:
         """Set the rate of every group for the step under way; returns the first ``lr`` (float) and ``rate`` (ternary).

@@ -13,7 +13,7 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.plot_marks import Mark, draw_marks, marks_in
 
-__all__ = ["plot_losses", "smoothed"]
+__all__ = ["plot_runs", "smoothed"]
 
 #: Categorical colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -29,16 +29,16 @@ def smoothed(values: Sequence[float], reach: int) -> list[float]:
     return out
 
 
-def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
+def plot_runs(runs: Sequence[RunDirectory], destination: Path, metric: str = "loss") -> None:
     """Draw the runs to ``destination`` (its ending chooses the format; PNG, SVG, PDF).
 
-    Training loss (thin: every step; thick: smoothed), validation loss as points, and what simple predictors
-    reach on the same samples as horizontal lines where a finished run has measured it. Vertical lines where a record
-    of the metrics has a text ``mark`` and a ``mark_kind``: something was decided there. Below, the micro-batches of
-    each step, where a run took more than one.
+    ``metric`` in training (thin: every step; thick: smoothed) and in evaluations, as points. Of the loss also what
+    simple predictors reach on the same samples, as horizontal lines, where a finished run has measured it. Vertical
+    lines where a record of the metrics has a text ``mark`` and a ``mark_kind``: something was decided there. Below,
+    the micro-batches of each step, where a run took more than one.
 
     Raises:
-        ArbError: a run has no step yet, or the file cannot be written.
+        ArbError: a run has no step yet, or nothing of that name, or the file cannot be written.
     """
     # The object interface draws without a display and without global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,29 +59,32 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
     span = 0
     for index, (run, records) in enumerate(zip(runs, metrics, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
-        train = _points(records, "train")
-        if not train:
-            raise ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
-        steps, losses = zip(*train, strict=True)
-        label = run.path.name if len(runs) > 1 else "training"
-        line = smoothed(losses, len(losses) // 80)
-        axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
-        top.append(max(line))
+        train, validation = _points(records, "train", metric), _points(records, "validation", metric)
+        if not train and not validation:
+            raise _nothing_of(metric, run, records)
+        if train:
+            steps, values = zip(*train, strict=True)
+            label = run.path.name if len(runs) > 1 else "training"
+            line = smoothed(values, len(values) // 80)
+            axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+            axes.plot(steps, line, color=colour, linewidth=1.6, label=label)
+            top.append(max(line))
+        top.extend(value for _, value in validation)
         marks.append((colour, marks_in(records)))
-        span = max(span, steps[-1])
-        if validation := _points(records, "validation"):
+        span = max(span, *(points[-1][0] for points in (train, validation) if points))
+        if validation:
             shown = f"{run.path.name}, validation" if len(runs) > 1 else "validation"
             axes.plot(
                 *zip(*validation, strict=True),
                 color=colour,
-                linestyle="none",
+                linestyle="none" if train else "-",
                 marker="o",
                 markersize=5,
                 markerfacecolor="white",
                 label=shown,
             )
-        baselines.update(_baselines(run))
+        if metric == "loss":
+            baselines.update(_baselines(run))
     draw_marks(axes, marks, span)
     for rank, (name, value) in enumerate(sorted(baselines.items(), key=lambda item: -item[1])):
         axes.axhline(value, color="0.35", linewidth=1.0, linestyle=":" if rank else "--")
@@ -96,7 +99,8 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
             color="0.35",
         )
     lower.set_xlabel("optimizer step")
-    axes.set_ylabel("loss, nats a token")
+    units = {str(run.record().get("loss_unit", "nats a token")) for run in runs}
+    axes.set_ylabel(f"loss, {' or '.join(sorted(units))}" if metric == "loss" else metric.replace("_", " "))
     axes.set_title(" and ".join(run.path.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs", fontsize=11)
     axes.set_ylim(top=max([*top, *baselines.values()]) * 1.05)
     for each in {axes, lower}:
@@ -109,6 +113,20 @@ def plot_losses(runs: Sequence[RunDirectory], destination: Path) -> None:
         figure.savefig(destination)
     except (OSError, ValueError) as error:
         raise ArbError(f"{destination}: the figure cannot be written: {error}") from error
+
+
+def _nothing_of(metric: str, run: RunDirectory, records: Sequence[dict[str, Any]]) -> ArbError:
+    """The run has no number called ``metric``."""
+    numbers = {
+        key
+        for record in records
+        if record.get("event") in ("train", "validation")
+        for key, value in record.items()
+        if isinstance(value, int | float) and key != "step"
+    }
+    if not numbers:
+        return ArbError(f"{run.metrics_file}: no step has been taken yet, so that there is nothing to draw")
+    return ArbError(f"{run.metrics_file}: there is no number {metric!r} in it", f"It has {', '.join(sorted(numbers))}.")
 
 
 def _draw_draws(axes: Any, draws: Sequence[Sequence[tuple[int, float]]]) -> None:

@@ -11,6 +11,7 @@ from arb_ternary_train.ranks.environment import VARIABLES as RANK_VARIABLES
 from arb_ternary_train.specs import (
     CheckSpec,
     ExporterSpec,
+    GeneratorSpec,
     ImporterSpec,
     PolicySpec,
     StarterSpec,
@@ -33,6 +34,7 @@ def arb_register_kinds() -> Sequence[type[Spec]]:
     return (
         TrackerSpec,
         ExporterSpec,
+        GeneratorSpec,
         ImporterSpec,
         PolicySpec,
         CheckSpec,
@@ -173,6 +175,9 @@ def arb_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(name="eval", target="arb_ternary_train.cli.evaluate:evaluate", summary="Measure a run's model."),
         CommandSpec(
             name="export", target="arb_ternary_train.cli.export:export", summary="Write a run's model in another form."
+        ),
+        CommandSpec(
+            name="generate", target="arb_ternary_train.cli.generate:generate", summary="Draw from a run's model."
         ),
         CommandSpec(
             name="import",

@@ -15,8 +15,9 @@ from arb_ternary.protocols.runs import RunContext
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
+    from arb_ternary.protocols.data import MaskedBatch
     from arb_ternary.specs import TrainedPart
 
 
@@ -186,6 +187,52 @@ class ModelChangingPhase(Protocol):
 
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """Give ``model``, as it was before the phase, the structure described; returns it, or another in its place."""
+
+
+@runtime_checkable
+class OwnLosses(Protocol):
+    """A masking strategy whose predictions are judged by something else than the cross entropy of ids.
+
+    Attributes:
+        loss_unit: what the loss is measured in, as a figure's axis says it: ``squared error a pixel``.
+    """
+
+    @property
+    def loss_unit(self) -> str: ...
+
+    def losses(self, output: Tensor, batch: MaskedBatch) -> Tensor:
+        """Loss of each prediction, float32, flat, in the order of ``batch.loss_mask``; ``output`` is the model's."""
+        ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A masking strategy that knows more of a prediction than its loss: whether it is right, by how much it is off."""
+
+    def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
+        """Numbers by name, of each prediction, flat, in the order of ``batch.loss_mask``.
+
+        The names are the same for every batch. An evaluation reports the mean of each.
+        """
+        ...
+
+
+@runtime_checkable
+class SizedSamples(Protocol):
+    """A data source whose samples have a size of their own, so that ``block_size`` means nothing to it.
+
+    The class of its options has ``sized_samples = True``, so that a config which sets ``block_size`` is refused.
+
+    Attributes:
+        predictions_per_sample: predictions in each sample; of a sample that has one class, 1.
+        prediction_noun: what reports call one, in the singular: ``image``.
+    """
+
+    @property
+    def predictions_per_sample(self) -> int: ...
+
+    @property
+    def prediction_noun(self) -> str: ...
 
 
 @runtime_checkable

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource
 from arb_ternary.ternary.audit import Audit, audit
-from arb_ternary_train.context import TrainingContext, default_evaluation_shape
+from arb_ternary_train.context import TrainingContext
+from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.linear_state import LinearState, linear_state
 from arb_ternary_train.protocols import Baselines, CheckResult
 
@@ -25,7 +26,8 @@ class RunReport:
         directory: where it is.
         steps: optimizer steps.
         tokens: tokens trained on.
-        validation_loss: mean cross entropy of the evaluation at the end, nats a token; None where there was none.
+        validation_loss: of the evaluation at the end, in ``loss_unit``; None where there was none.
+        validation_metrics: means of the masking's scores in the same evaluation.
         baselines: what simple predictors reach on all held-out samples, by name; see ``arb_ternary.protocols.data``.
         tokens_per_second: training speed of this process, without evaluations and checkpoints; 0 where it trained on
             nothing.
@@ -33,6 +35,8 @@ class RunReport:
         linears: training state of the linear weights of its blocks alone.
         checks: outcome of each check, by name.
         phases: steps and final numbers of each phase.
+        noun: what one prediction is called.
+        loss_unit: what the loss is measured in.
     """
 
     directory: str
@@ -45,6 +49,9 @@ class RunReport:
     linears: LinearState
     checks: tuple[tuple[str, CheckResult], ...]
     phases: tuple[dict[str, Any], ...]
+    validation_metrics: Mapping[str, float] = field(factory=dict)
+    noun: str = "token"
+    loss_unit: str = "nats a token"
 
     @property
     def failed_checks(self) -> tuple[str, ...]:
@@ -66,10 +73,14 @@ class RunReport:
         loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
         return [
             ("steps", f"{self.steps:,}"),
-            ("tokens trained on", f"{self.tokens:,}"),
-            ("tokens a second", speed),
-            ("validation loss (nats a token)", loss),
-            *((f"{_words(name)} of all validation tokens", f"{value:.4f}") for name, value in self.baselines.items()),
+            (f"{self.noun}s trained on", f"{self.tokens:,}"),
+            (f"{self.noun}s a second", speed),
+            (f"validation loss ({self.loss_unit})", loss),
+            *((f"validation {_words(name)}", f"{value:.4f}") for name, value in self.validation_metrics.items()),
+            *(
+                (f"{_words(name)} of all validation {self.noun}s", f"{value:.4f}")
+                for name, value in self.baselines.items()
+            ),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +89,7 @@ class RunReport:
             "steps": self.steps,
             "tokens": self.tokens,
             "validation_loss": self.validation_loss,
+            "validation_metrics": dict(self.validation_metrics),
             **self.baselines,
             "baselines": sorted(self.baselines),
             "tokens_per_second": self.tokens_per_second,
@@ -114,7 +126,7 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
         steps=context.step,
         tokens=context.tokens,
         validation_loss=None if validation is None else validation.loss,
-        baselines=baselines_of(context.data, context.evaluation_shape or default_evaluation_shape(context.model)),
+        baselines=baselines_of(context.data, context.shape_to_evaluate),
         tokens_per_second=book.train_tokens / book.train_seconds if book.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),
         linears=linear_state(context.model, context.optimizer),
@@ -123,4 +135,7 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
             {"name": choice.name, "steps": result.steps, **result.metrics}
             for choice, result in zip(context.config.phases, context.finished, strict=True)
         ),
+        validation_metrics={} if validation is None else validation.metrics,
+        noun=noun_of(context.data),
+        loss_unit=loss_unit_of(context.data, context.masking),
     )

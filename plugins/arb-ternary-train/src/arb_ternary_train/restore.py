@@ -98,7 +98,9 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
             f"data {data.name!r}: it has {data.vocabulary_size:,} ids, and the model {known:,}",
             f"{run.directory.config_file}: give the data the model's tokenizer.",
         )
-    batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(run.model)
+    batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(
+        run.model, data
+    )
     with recorded_threads(run.record):
         result = evaluate(
             run.model,

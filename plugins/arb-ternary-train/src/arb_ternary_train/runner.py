@@ -22,6 +22,7 @@ from arb_ternary_train.combinations import find_contradictions
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
+from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.identity import differences, run_identity
 from arb_ternary_train.init_from import load_weights, run_of
 from arb_ternary_train.logbook import Logbook
@@ -128,7 +129,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             observers=parts.observers if world.is_main else RunObservers({}),
             stop=stack.enter_context(StopRequest()),
             files=files,
-            logbook=stack.enter_context(_logbook(files, checkpoint, request, world)),
+            logbook=stack.enter_context(_logbook(files, checkpoint, request, world, noun_of(parts.data))),
             checkpointer=Checkpointer(store, identity),
             threads_available=available,
             world=world,
@@ -144,7 +145,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
 
 @contextmanager
 def _logbook(
-    files: RunDirectory, checkpoint: Checkpoint | None, request: RunRequest, world: World
+    files: RunDirectory, checkpoint: Checkpoint | None, request: RunRequest, world: World, noun: str
 ) -> Iterator[Logbook]:
     """The run's log, screen and metrics; on other ranks than 0 those that write nothing."""
     if not world.is_main:
@@ -154,7 +155,7 @@ def _logbook(
     log_file = LogFile(files.log_file)
     try:
         with MetricsWriter(files.metrics_file, resume_at=length, resume_step=step) as metrics:
-            yield Logbook(metrics, request.reporter(log_file))
+            yield Logbook(metrics, request.reporter(log_file), noun)
     finally:
         log_file.close()
 
@@ -180,6 +181,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "backend": {"name": parts.backend.name, "source": parts.backend.source},
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": parts.vocabulary_size,
+        "loss_unit": loss_unit_of(data, parts.masking),
         "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),

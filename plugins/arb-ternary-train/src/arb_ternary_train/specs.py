@@ -13,6 +13,7 @@ from arb_ternary.specs import TARGET_PATTERN, Spec
 __all__ = [
     "CheckSpec",
     "ExporterSpec",
+    "GeneratorSpec",
     "ImporterSpec",
     "PolicySpec",
     "StarterSpec",
@@ -49,6 +50,24 @@ class ExporterSpec(Spec):
     kind, hook, noun = "exporter", "arb_register_exporters", "exporter"
 
     suffix: str = field(default="", validator=instance_of(str))
+
+
+@frozen(kw_only=True)
+class GeneratorSpec(Spec):
+    """Draws from the model of a run: ``arb generate RUN ...`` hands over to it.
+
+    The target is a ``click.Command`` whose first argument is the run; its options are those of ``arb generate`` for
+    such runs. Of the generators that a run suits, the one is taken that names most of what the run has.
+
+    Attributes:
+        models: names of the models that it draws from; empty = any.
+        masking: names of the masking strategies that they were trained with; empty = any.
+    """
+
+    kind, hook, noun = "generator", "arb_register_generators", "generator"
+
+    models: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    masking: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
 
 @frozen(kw_only=True)

@@ -29,13 +29,15 @@ def evaluate(run: Path, batches: int | None, backend: str | None, device: str | 
     trained = load_run(run, backend=backend, device=device)
     result, baselines = measure(trained, batches)
     counted = audit(trained.model)
+    nats = trained.record.get("loss_unit", "nats").startswith("nats")
     numbers = {
         "checkpoint": str(trained.checkpoint.path),
         "step": trained.checkpoint.step,
         "backend": trained.backend,
         "tokens": result.tokens,
         "validation_loss": result.loss,
-        "perplexity": result.perplexity,
+        **({"perplexity": result.perplexity} if nats else {}),
+        **result.metrics,
         **baselines,
     }
     if as_json:

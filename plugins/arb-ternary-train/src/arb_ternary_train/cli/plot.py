@@ -12,17 +12,18 @@ __all__ = ["plot"]
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The figure (.png, .svg, .pdf); default: RUN/loss.png."
+    "-o", "--output", type=click.Path(path_type=Path), help="The figure (.png, .svg, .pdf); default: RUN/METRIC.png."
 )
-def plot(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Draw training and validation loss of one or several runs, and the entropies of the validation tokens.
+@click.option("--metric", default="loss", show_default=True, help="What to draw; other: what evaluations report.")
+def plot(runs: tuple[Path, ...], output: Path | None, metric: str) -> None:
+    """Draw training and validation loss of one or several runs, and what simple predictors reach.
 
     Vertical lines mark the steps at which something was decided, such as a switch of strategy.
     """
     from arb_ternary_train.directory import RunDirectory
-    from arb_ternary_train.plot import plot_losses
+    from arb_ternary_train.plot import plot_runs
 
     directories = [RunDirectory.existing(run) for run in runs]
-    destination = runs[0] / "loss.png" if output is None else output
-    plot_losses(directories, destination)
+    destination = runs[0] / f"{metric}.png" if output is None else output
+    plot_runs(directories, destination, metric)
     click.echo(destination)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import MaskContext, MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.context import default_evaluation_shape
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.seeding import derived_generator, preserved_global_rng
 from arb_ternary_upcycle.stages import FloatModel, find_stage
@@ -223,7 +222,7 @@ def held_out_batches(
     Raises:
         DataError: there is not one sample.
     """
-    usual = context.evaluation_shape or default_evaluation_shape(context.model)
+    usual = context.shape_to_evaluate
     size = (batch_size or usual[0], block_size or usual[1])
     where = MaskContext(step=context.step, seed=context.seed, vocabulary_size=context.vocabulary_size, training=False)
     return [

@@ -1,0 +1,103 @@
+"""``arb generate``: draw from a run's model, with the generator that knows such models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.plugins.manager import manager
+
+if TYPE_CHECKING:
+    from arb_ternary.plugins.discovery import Registered
+    from arb_ternary_train.config import RunConfig
+
+__all__ = ["Handover", "generate", "generator_for"]
+
+
+class Handover(click.Command):
+    """A command whose other options are those of the generator for the run among its arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments for the generator; those of the generator, ``--help`` too, are its own."""
+        from arb_ternary_train.init_from import run_of
+
+        named, rest = _taken_out(args, "--with")
+        run = next((each for each in rest if run_of(Path(each)) is not None), None)
+        if run is None:
+            if not rest or "--help" in rest:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            # Of what is left, the last is likeliest meant as the run; its error says what a run directory is.
+            run = rest[-1]
+        ctx.params = {"run": Path(run), "named": named, "arguments": rest}
+        return []
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of this command, and the generators that have more."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Generators"):
+            formatter.write_dl([(found.name, found.spec.summary) for found in manager().registry.all("generator")])
+
+
+def _taken_out(args: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of ``option`` among ``args``, and the others."""
+    value, rest, left = None, [], iter(args)
+    for each in left:
+        if each == option or each.startswith(f"{option}="):
+            value = each.partition("=")[2] if "=" in each else next(left, None)
+            if value is None:
+                raise UsageProblem(f"{option}: name a generator after it: {', '.join(_names())}")
+        else:
+            rest.append(each)
+    return value, rest
+
+
+def _names() -> tuple[str, ...]:
+    return manager().registry.names("generator")
+
+
+def generator_for(config: RunConfig) -> Registered:
+    """The generator for runs of ``config``: of those that suit it, the one that names most of what it has.
+
+    Raises:
+        UsageProblem: there is none, or two name as much.
+    """
+    suited: dict[int, list[Registered]] = {}
+    for found in manager().registry.all("generator"):
+        spec: Any = found.spec
+        wanted = ((spec.models, config.model.name), (spec.masking, config.masking.name))
+        if all(not names or name in names for names, name in wanted):
+            suited.setdefault(sum(bool(names) for names, _ in wanted), []).append(found)
+    if not suited:
+        raise UsageProblem(
+            f"generate: nothing that is installed draws from the model {config.model.name!r}",
+            f"Generators are: {', '.join(_names()) or 'none'}. --with NAME takes one all the same.",
+        )
+    best = suited[max(suited)]
+    if len(best) > 1:
+        names = ", ".join(found.name for found in best)
+        raise UsageProblem(f"generate: several draw from the model {config.model.name!r}: {names}", "--with NAME.")
+    return best[0]
+
+
+@click.command(cls=Handover)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--with", "named", metavar="NAME", help="Generator; default: the one for such models.")
+@click.pass_context
+def generate(ctx: click.Context, run: Path, named: str | None, arguments: list[str]) -> None:
+    """Draw from the model of RUN (a run directory or a checkpoint): text, pictures, sounds.
+
+    Which options there are depends on the model: `arb generate RUN --help` shows those of RUN.
+    """
+    from arb_ternary_train.directory import RunDirectory
+    from arb_ternary_train.init_from import run_of
+    from arb_ternary_train.loading import load_config
+
+    directory = run_of(run) or RunDirectory.existing(run)
+    config = load_config(directory.config_file).config
+    found = generator_for(config) if named is None else manager().registry.get("generator", named)
+    command: click.Command = found.load()
+    command.main(arguments, prog_name=f"{ctx.command_path}", standalone_mode=False)
