@@ -126,7 +126,9 @@ def test_every_config_key_is_documented_with_its_default() -> None:
         # A name may be that of a component of two kinds.
         _, _, components = text.partition(f'{{ id="{kind}" }}')
         components, _, _ = components.partition("\n## ")
-        for found in ours(kind) if kind not in ("backend", "command", "recipe", "document", "starter") else ():
+        for found in (
+            ours(kind) if kind not in ("backend", "command", "generator", "recipe", "document", "starter") else ()
+        ):
             cls = options_class(found.spec)
             assert f"### `{found.name}`" in components, f"{kind} {found.name} is missing"
             if cls is not None:
