@@ -5,24 +5,24 @@ Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
+from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
+from arb_ternary_text.models.transformer import Transformer
 
 __all__ = ["Decoder", "DecoderConfig", "build"]
 
 
-class Decoder(nn.Module):
+class Decoder(Transformer):
     """Embedding, blocks, final norm, head.
 
     ``forward`` is ``logits(run_blocks(embed(tokens)))``; the three are public for those who grow, cut or distil a
@@ -34,19 +34,14 @@ class Decoder(nn.Module):
         blocks: what yields the blocks in the order in which they run; None makes ``config.layers`` new ones.
     """
 
+    embedding: nn.Embedding | TernaryEmbedding
+
     def __init__(self, config: DecoderConfig, vocabulary_size: int, *, blocks: nn.ModuleList | None = None) -> None:
-        super().__init__()
-        if vocabulary_size < 1:
-            raise UsageProblem(f"vocabulary_size: must be at least 1, not {vocabulary_size}")
-        self.config = config
-        self.vocabulary_size = vocabulary_size
+        super().__init__(config, vocabulary_size)
         self.embedding = make_embedding(config, vocabulary_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers)) if blocks is None else blocks
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_head(config, vocabulary_size, self.embedding)
-        self._logit_scale = 2.0**config.logit_scale
-        self._dtype: torch.dtype | None = None
-        self._checkpoint_from: int | None = None
         self._preserves_state = False
         self._runtime_cache: KeyValueCache | None = None
 
@@ -73,20 +68,6 @@ class Decoder(nn.Module):
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
         return self.logits(self._run(self.embed(tokens_BS), self.blocks, streamed))
 
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        """The residual stream before the first block, ``[B, S, D]``."""
-        x_BSD: Tensor = self.embedding(tokens_BS)
-        return x_BSD if self._dtype is None else x_BSD.to(self._dtype)
-
-    def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of whole sequences."""
-        return self._run(x_BSD, self.blocks[first:last], None)
-
-    def logits(self, x_BSD: Tensor) -> Tensor:
-        """Final norm and head: ``[B, S, V]``."""
-        logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
-        return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
-
     def new_cache(self, batch_size: int) -> KeyValueCache:
         """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of tokens.
 
@@ -101,25 +82,6 @@ class Decoder(nn.Module):
         window = self.config.sliding_window
         limit = self.config.max_length if window is None else None
         return KeyValueCache(len(self.blocks), batch_size, window=window, limit=limit)
-
-    def set_dtype(self, dtype: torch.dtype) -> None:
-        """Compute in ``dtype``: float parameters, and the activations between ternary modules."""
-        self.to(dtype)
-        self._dtype = dtype
-
-    def set_activation_checkpointing(self, enabled: bool, threshold: int | None = None) -> None:
-        """Keep only each block's input in training and recompute the rest in the backward.
-
-        Args:
-            enabled: False keeps every activation.
-            threshold: fewest tokens in a batch (``B * S``) for which it is done; None = always.
-
-        Raises:
-            UsageProblem: the threshold is negative.
-        """
-        if threshold is not None and threshold < 0:
-            raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
-        self._checkpoint_from = (threshold or 0) if enabled else None
 
     def set_state_preservation(self, enabled: bool) -> None:
         """Let a training batch continue the one before, row by row, for streamed text.
@@ -162,26 +124,6 @@ class Decoder(nn.Module):
     def _streaming_cache(self, batch_size: int) -> KeyValueCache:
         window = self.config.sliding_window or self.config.max_length
         return KeyValueCache(len(self.blocks), batch_size, window=window, limit=None)
-
-    def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
-        batch, length, _ = x_BSD.shape
-        positions = self._positions(x_BSD, cache)
-        recomputes = self._recomputes(batch * length)
-        for number, block in enumerate(blocks):
-            layer_cache = None if cache is None else cache.layers[number]
-            if recomputes:
-                # No randomness inside a block: votes are cast in the backward alone.
-                x_BSD = checkpoint(block, x_BSD, positions, layer_cache, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BSD = block(x_BSD, positions, layer_cache)
-        if cache is not None:
-            cache.advance(length)
-        return x_BSD
-
-    def _recomputes(self, tokens: int) -> bool:
-        if self._checkpoint_from is None or tokens < self._checkpoint_from:
-            return False
-        return self.training and torch.is_grad_enabled()
 
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
         config = self.config

@@ -1,0 +1,118 @@
+"""Blocks between an embedding and a head: what models of text, of images and of sounds have in common.
+
+Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` ids or classes to choose among.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary_text.models.attention import Positions
+from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.config import DecoderConfig
+
+__all__ = ["Transformer"]
+
+
+class Transformer(nn.Module):
+    """``forward`` is ``logits(run_blocks(embed(inputs)))``; the three are public for those who grow, cut or distil.
+
+    A subclass makes the four modules, in this order, in which their weights are drawn, and overrides
+    :meth:`_positions`.
+
+    Attributes:
+        config: the options of the blocks.
+        vocabulary_size: ``V``.
+        embedding: the first module, from inputs to the residual stream.
+        blocks: what yields the blocks in the order in which they run.
+        final_norm: in front of the head.
+        head: from width to ``V``.
+
+    Raises:
+        UsageProblem: ``vocabulary_size`` is less than 1.
+    """
+
+    embedding: nn.Module
+    blocks: nn.ModuleList
+    final_norm: nn.Module
+    head: nn.Module
+
+    def __init__(self, config: DecoderConfig, vocabulary_size: int) -> None:
+        super().__init__()
+        if vocabulary_size < 1:
+            raise UsageProblem(f"vocabulary_size: must be at least 1, not {vocabulary_size}")
+        self.config = config
+        self.vocabulary_size = vocabulary_size
+        self._logit_scale = 2.0**config.logit_scale
+        self._dtype: torch.dtype | None = None
+        self._checkpoint_from: int | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits, ``[..., V]``."""
+        return self.logits(self._run(self.embed(inputs), self.blocks, None))
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """The residual stream before the first block, ``[B, S, D]``."""
+        x_BSD: Tensor = self.embedding(inputs)
+        return x_BSD if self._dtype is None else x_BSD.to(self._dtype)
+
+    def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of whole sequences."""
+        return self._run(x_BSD, self.blocks[first:last], None)
+
+    def logits(self, x_BSD: Tensor) -> Tensor:
+        """Final norm and head: ``[..., D]`` to ``[..., V]``."""
+        logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
+        return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Compute in ``dtype``: float parameters, and the activations between ternary modules."""
+        self.to(dtype)
+        self._dtype = dtype
+
+    def set_activation_checkpointing(self, enabled: bool, threshold: int | None = None) -> None:
+        """Keep only each block's input in training and recompute the rest in the backward.
+
+        Args:
+            enabled: False keeps every activation.
+            threshold: fewest positions in a batch (``B * S``) for which it is done; None = always.
+
+        Raises:
+            UsageProblem: the threshold is negative.
+        """
+        if threshold is not None and threshold < 0:
+            raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
+        self._checkpoint_from = (threshold or 0) if enabled else None
+
+    def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
+        batch, length, _ = x_BSD.shape
+        positions = self._positions(x_BSD, cache)
+        recomputes = self._recomputes(batch * length)
+        for number, block in enumerate(blocks):
+            layer_cache = None if cache is None else cache.layers[number]
+            if recomputes:
+                # No randomness inside a block: votes are cast in the backward alone.
+                x_BSD = checkpoint(block, x_BSD, positions, layer_cache, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BSD = block(x_BSD, positions, layer_cache)
+        if cache is not None:
+            cache.advance(length)
+        return x_BSD
+
+    def _recomputes(self, positions: int) -> bool:
+        if self._checkpoint_from is None or positions < self._checkpoint_from:
+            return False
+        return self.training and torch.is_grad_enabled()
+
+    def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
+        """What the blocks know of the positions of ``x_BSD``, which follow those of ``cache``."""
+        raise NotImplementedError
+
+    def _runtime(self, batch_size: int) -> KeyValueCache | None:
+        """What a training batch continues; None = nothing."""
+        return None
