@@ -1,0 +1,154 @@
+"""Samplers on Gaussian data, whose best denoiser is known: every step is then an affine map of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from arb_ternary_diffusion.noise import Parts, PredictionName, ScheduleName, alpha_bar, level, target_of
+from arb_ternary_diffusion.samplers import Denoiser, draw, guided
+
+PREDICTIONS = get_args(PredictionName)
+MEAN, SPREAD = 0.4, 0.3
+
+
+def best_denoiser(prediction: PredictionName, schedule: ScheduleName, mean: float = MEAN) -> Denoiser:
+    """``E[x0 | x_t]`` of data ``N(mean, SPREAD^2)``, said as ``prediction``."""
+
+    def predicted(x_t: Tensor, time_B: Tensor) -> Tensor:
+        at = level(schedule, time_B, x_t)
+        excess = x_t - at.alpha * mean
+        x0 = mean + at.alpha * SPREAD**2 * excess / (at.alpha**2 * SPREAD**2 + at.sigma**2)
+        epsilon = at.sigma * excess / (at.alpha**2 * SPREAD**2 + at.sigma**2)
+        return target_of(prediction, Parts(x0, epsilon), at)
+
+    return predicted
+
+
+def spread_after(schedule: ScheduleName, steps: int, eta: float) -> float:
+    """Standard deviation of the samples: a recursion over Song et al.'s equation 12 in Python's own numbers."""
+    kept = [float(alpha_bar(schedule, torch.tensor(1 - k / steps, dtype=torch.float64))) for k in range(steps)]
+    variance = 1.0
+    for number, now in enumerate(kept):
+        alpha, sigma = math.sqrt(now), math.sqrt(1 - now)
+        total = alpha**2 * SPREAD**2 + sigma**2
+        x0, epsilon = alpha * SPREAD**2 / total, sigma / total
+        if number == steps - 1:
+            return math.sqrt(variance) * x0
+        after = kept[number + 1]
+        fresh = eta * math.sqrt((1 - after) / (1 - now) * (1 - now / after))
+        factor = math.sqrt(after) * x0 + math.sqrt(1 - after - fresh**2) * epsilon
+        variance = factor**2 * variance + fresh**2
+    raise AssertionError
+
+
+def noise(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(count, 1, generator=torch.Generator().manual_seed(3), dtype=dtype)
+
+
+@pytest.mark.parametrize("schedule", get_args(ScheduleName))
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_ddim_maps_noise_as_its_steps_say(prediction: PredictionName, schedule: ScheduleName) -> None:
+    points = torch.tensor([[-1.0], [0.0], [2.0]])
+    drawn = draw(
+        best_denoiser(prediction, schedule), points, prediction=prediction, schedule=schedule, steps=20, limit=None
+    )
+    slope = float(drawn[2] - drawn[0]) / 3
+    assert slope == pytest.approx(spread_after(schedule, 20, 0.0), rel=2e-4)
+
+
+@pytest.mark.parametrize("schedule", get_args(ScheduleName))
+def test_ddim_becomes_the_flow_of_the_differential_equation(schedule: ScheduleName) -> None:
+    # The flow of Gaussian data keeps the place of each point in its distribution: (x_t - alpha mu) / std(x_t) is
+    # constant on it, so that x_0 = mu + s (x_1 - alpha_1 mu) / sqrt(alpha_1^2 s^2 + sigma_1^2).
+    points = torch.tensor([[-2.0], [0.5], [1.5]], dtype=torch.float64)
+    last = float(alpha_bar(schedule, torch.tensor(1.0)))
+    exact = MEAN + SPREAD * (points - math.sqrt(last) * MEAN) / math.sqrt(last * SPREAD**2 + 1 - last)
+
+    def error(steps: int) -> float:
+        drawn = draw(best_denoiser("v", schedule), points, prediction="v", schedule=schedule, steps=steps, limit=None)
+        return float((drawn - exact).abs().max())
+
+    assert error(1600) < 0.01
+    assert error(1600) == pytest.approx(error(800) / 2, rel=0.1)  # a method of first order
+
+
+@pytest.mark.parametrize(("sampler", "eta"), [("ddpm", 0.0), ("ddim", 1.0), ("ddim", 0.5)])
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_moments_of_samplers_that_add_noise(prediction: PredictionName, sampler: str, eta: float) -> None:
+    count, steps = 40_000, 25
+    drawn = draw(
+        best_denoiser(prediction, "cosine"),
+        noise(count),
+        prediction=prediction,
+        schedule="cosine",
+        steps=steps,
+        sampler=sampler,  # type: ignore[arg-type]
+        eta=eta,
+        limit=None,
+        generator=torch.Generator().manual_seed(4),
+    )
+    spread = spread_after("cosine", steps, 1.0 if sampler == "ddpm" else eta)
+    error = spread / math.sqrt(count)  # of the mean; that of the standard deviation is smaller by sqrt(2)
+    assert float(drawn.mean()) == pytest.approx(MEAN, abs=5 * error)
+    assert float(drawn.std()) == pytest.approx(spread, abs=4 * error)
+
+
+def test_ddpm_reaches_the_variance_of_the_data_in_many_steps() -> None:
+    def error(steps: int) -> float:
+        return SPREAD - spread_after("cosine", steps, 1.0)
+
+    assert 0 < error(2000) < 0.002
+    assert error(2000) == pytest.approx(error(1000) / 2, rel=0.05)  # falls as one over the steps
+
+
+def test_ddpm_is_ddim_with_all_its_noise() -> None:
+    def drawn(sampler: str, eta: float) -> Tensor:
+        return draw(
+            best_denoiser("v", "linear"),
+            noise(50, torch.float64),
+            prediction="v",
+            schedule="linear",
+            steps=30,
+            sampler=sampler,  # type: ignore[arg-type]
+            eta=eta,
+            generator=torch.Generator().manual_seed(5),
+        )
+
+    torch.testing.assert_close(drawn("ddpm", 0.0), drawn("ddim", 1.0), rtol=0, atol=1e-12)
+
+
+def test_samples_stay_within_the_limit() -> None:
+    drawn = draw(best_denoiser("v", "cosine"), noise(200), prediction="v", schedule="cosine", steps=10, limit=0.5)
+    assert float(drawn.abs().max()) == 0.5
+    free = draw(best_denoiser("v", "cosine"), noise(200), prediction="v", schedule="cosine", steps=10, limit=None)
+    assert float(free.abs().max()) > 0.6
+
+
+def test_guidance_of_weight_one_and_zero_are_the_denoisers_themselves() -> None:
+    one, other = best_denoiser("v", "cosine"), best_denoiser("v", "cosine", mean=-0.2)
+    assert guided(one, other, 1.0) is one
+    assert guided(one, other, 0.0) is other
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_guidance_is_the_same_whatever_is_predicted(prediction: PredictionName) -> None:
+    # Of two Gaussians of one variance, guidance is the Gaussian whose mean lies on the line through both.
+    both = guided(best_denoiser(prediction, "cosine", 0.2), best_denoiser(prediction, "cosine", -0.1), 2.5)
+    time = torch.linspace(0.05, 1, 40)
+    expected = best_denoiser(prediction, "cosine", -0.1 + 2.5 * 0.3)(noise(40), time)
+    torch.testing.assert_close(both(noise(40), time), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"), [({"steps": 0}, "steps"), ({"eta": -1.0}, "eta"), ({"sampler": "ddpm", "eta": 0.5}, "eta")]
+)
+def test_what_a_sampler_refuses(options: dict[str, object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        draw(
+            best_denoiser("v", "cosine"), noise(2), **({"prediction": "v", "schedule": "cosine", "steps": 2} | options)
+        )  # type: ignore[arg-type]
