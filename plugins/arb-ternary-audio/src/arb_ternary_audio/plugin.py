@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
+from arb_ternary.specs import DataSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -12,3 +13,28 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "audio: sound data, mel features, a model of audio codes"}
+
+
+@hookimpl
+def arb_register_datasets() -> Sequence[DataSpec]:
+    return (
+        DataSpec(
+            name="formants",
+            target="arb_ternary_audio.data.formants:build",
+            config="arb_ternary_audio.data.formants:FormantsConfig",
+            summary="synthetic words of formants, made by the package, as spectrograms by class",
+        ),
+        DataSpec(
+            name="sounds",
+            target="arb_ternary_audio.data.sounds:build",
+            config="arb_ternary_audio.data.sounds:SoundsConfig",
+            summary="wav, flac and ogg files in a folder by class, as spectrograms",
+            libraries=("soundfile",),
+        ),
+        DataSpec(
+            name="audio_codes",
+            target="arb_ternary_audio.codes.source:build",
+            config="arb_ternary_audio.codes.source:AudioCodesConfig",
+            summary="the sounds of another source as codes, for a language model",
+        ),
+    )

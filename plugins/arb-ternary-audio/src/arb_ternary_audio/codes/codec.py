@@ -1,0 +1,106 @@
+"""Sounds as codes and back: what a language model of sounds reads and writes.
+
+Shapes: ``N`` sounds, ``L`` samples, ``T`` frames, ``M`` mel bands, ``K`` codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from arb_ternary.errors import DataError
+from arb_ternary_audio.codes.codebook import nearest_codes
+from arb_ternary_audio.features.mel import MelConfig
+
+__all__ = ["SoundCodec"]
+
+
+@attrs.frozen(eq=False)
+class SoundCodec:
+    """One code for each frame of a log-mel spectrogram, and one more that stands between sounds.
+
+    Attributes:
+        codebook: typical frames, uint8 ``[K, M]``.
+        features: how spectrograms are made.
+        sample_rate: Hz.
+    """
+
+    codebook: NDArray[np.uint8] = attrs.field(repr=lambda book: f"<{len(book)} codes>")
+    features: MelConfig
+    sample_rate: int
+
+    @property
+    def boundary(self) -> int:
+        """The code between sounds: it begins each, and what follows the last frame is it again."""
+        return len(self.codebook)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Codes, with that between sounds."""
+        return len(self.codebook) + 1
+
+    def encode(self, samples_NL: NDArray[np.int16]) -> NDArray[np.int64]:
+        """Codes ``[N, T]`` of 16-bit samples.
+
+        Raises:
+            DataError: the sounds are shorter than a frame.
+        """
+        from arb_ternary_audio.features.spectrogram import mel_pictures
+
+        return self.encode_pictures(mel_pictures(samples_NL, self.features, self.sample_rate))
+
+    def encode_pictures(self, levels_NMT: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Codes ``[N, T]`` of grey levels ``[N, 1, M, T]``."""
+        frames = levels_NMT[:, 0].transpose(0, 2, 1)
+        return nearest_codes(frames.reshape(-1, frames.shape[2]), self.codebook).reshape(frames.shape[:2])
+
+    def picture(self, codes_T: Sequence[int]) -> NDArray[np.uint8]:
+        """Grey levels ``[M, T]`` of codes.
+
+        Raises:
+            DataError: a code is none, or is that between sounds.
+        """
+        codes = np.asarray(codes_T, dtype=np.int64)
+        wrong = np.flatnonzero((codes < 0) | (codes >= len(self.codebook)))
+        if wrong.size:
+            raise DataError(f"codes: {int(codes[wrong[0]])} is no frame; those are 0 to {len(self.codebook) - 1}")
+        return self.codebook[codes].T
+
+    def decode(self, codes_T: Sequence[int]) -> NDArray[np.float64]:
+        """Samples ``[T * hop]`` with a peak of 0.9; see ``features.inversion``."""
+        from arb_ternary_audio.features.inversion import to_waves
+        from arb_ternary_audio.features.spectrogram import as_pictures
+
+        if not len(codes_T):
+            return np.zeros(0)
+        picture = as_pictures(np.ascontiguousarray(self.picture(codes_T)))[None]
+        return np.asarray(to_waves(picture, self.features, self.sample_rate)[0].numpy())
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that :meth:`from_json` needs."""
+        return {
+            "codebook": self.codebook.tolist(),
+            "features": attrs.asdict(self.features),
+            "sample_rate": self.sample_rate,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SoundCodec:
+        """The codec that gave ``state``.
+
+        Raises:
+            DataError: ``state`` is no codec's.
+        """
+        try:
+            book = np.asarray(state["codebook"])
+            features, rate = MelConfig(**state["features"]), int(state["sample_rate"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"sound codec: {error!r}") from error
+        right = book.ndim == 2 and book.dtype.kind == "i" and book.shape[1] == features.mels and rate > 0
+        if not right or book.min() < 0 or book.max() > 255:
+            raise DataError("sound codec: the codebook must be rows of one grey level, 0 to 255, for each mel band")
+        return cls(book.astype(np.uint8), features, rate)

@@ -1,0 +1,90 @@
+"""The data source ``audio_codes``: the sounds of another source as a stream of codes, for a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from arb_ternary.config.choice import DataChoice
+from arb_ternary.config.options import Rule, default_choice, non_negative, option, positive
+from arb_ternary.errors import DataError
+from arb_ternary_audio.codes.codebook import fit_codebook
+from arb_ternary_audio.codes.codec import SoundCodec
+from arb_ternary_audio.data.spectrograms import SpectrogramSource
+from arb_ternary_text.data.source import StreamSource
+from arb_ternary_text.data.tokenizers import IdTokenizer
+
+__all__ = ["CODEC", "AudioCodesConfig", "CodesSource", "build"]
+
+#: Under what name a run keeps the codec.
+CODEC: Final = "sound_codec"
+#: Frames that the codebook is fitted to, spread evenly over all.
+_FRAMES: Final = 20_000
+
+_codes = Rule(
+    "a whole number from 2 to 4096",
+    lambda value: type(value) is int and 2 <= value <= 4096,
+    {"minimum": 2, "maximum": 4096},
+)
+
+
+@attrs.frozen(kw_only=True)
+class AudioCodesConfig:
+    """Options of the data source ``audio_codes``."""
+
+    sounds: DataChoice = default_choice(
+        "formants", "where the sounds come from: formants, sounds, or another source of spectrograms"
+    )
+    codes: int = option(
+        256, "typical frames; the vocabulary has one id more, which begins each sound", validator=_codes
+    )
+    rounds: int = option(50, "rounds of k-means at most", validator=positive)
+    seed: int = option(0, "of the beginning of k-means", validator=non_negative)
+
+
+@attrs.frozen
+class CodesSource(StreamSource):
+    """Streams of codes; each sound begins with the code that stands between sounds.
+
+    Attributes:
+        codec: how sounds become codes and codes sounds.
+    """
+
+    codec: SoundCodec
+
+    def attachments(self) -> Mapping[str, Any]:
+        """The ids as a tokenizer of numbers, and the codec."""
+        return {**super().attachments(), CODEC: self.codec.to_json()}
+
+
+def build(config: AudioCodesConfig) -> CodesSource:
+    """The data source of ``config``; the codebook is that of the training sounds.
+
+    Raises:
+        DataError: the other source has no sounds, or too few different frames.
+    """
+    source = config.sounds.build()
+    if not isinstance(source, SpectrogramSource):
+        raise DataError(
+            f"audio_codes: the data source {config.sounds.name!r} has no sounds", "Name formants or sounds as `sounds`."
+        )
+    levels = source.train.data[:, 0].transpose(0, 2, 1)
+    frames = levels.reshape(-1, levels.shape[2])
+    wanted = min(len(frames), _FRAMES)
+    some = frames[np.arange(wanted) * len(frames) // wanted]
+    book = fit_codebook(some, config.codes, config.rounds, config.seed % 2**32)
+    codec = SoundCodec(book, source.features, source.train_sounds.sample_rate)
+    train, validation = _stream(codec, source.train.data), _stream(codec, source.validation.data)
+    return CodesSource(f"codes of {source.name}", IdTokenizer(codec.vocabulary_size), train, validation, codec)
+
+
+def _stream(codec: SoundCodec, levels: NDArray[Any]) -> NDArray[Any]:
+    """Boundary and codes of every sound, one after another, and a boundary at the end."""
+    codes_NT = codec.encode_pictures(levels)
+    begun = np.pad(codes_NT, ((0, 0), (1, 0)), constant_values=codec.boundary)
+    stream = np.append(begun.reshape(-1), codec.boundary)
+    return stream.astype(np.min_scalar_type(codec.vocabulary_size - 1))

@@ -1,0 +1,82 @@
+"""The built-in sounds: synthetic words of formants, made when they are asked for. They are no recordings of anybody.
+
+Ten words of two syllables, in five pairs of the same syllables in either order (``phones.WORDS``), each said by a voice
+of its own: held-out words are said by voices that training never heard.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import numpy as np
+
+from arb_ternary.config.options import Rule, non_negative, option
+from arb_ternary_audio.data.phones import WORDS
+from arb_ternary_audio.data.recordings import Recordings, as_pcm
+from arb_ternary_audio.data.spectrograms import SpectrogramSource, spectrogram_source, tuning_split
+from arb_ternary_audio.features.mel import MelConfig
+
+__all__ = ["FormantsConfig", "build", "synthetic_words"]
+
+#: Decibels from the noisiest word to the clearest.
+_SPREAD: Final = 20.0
+
+#: A hundred thousand words take ten minutes and a gigabyte.
+_count = Rule(
+    f"a whole number from {len(WORDS)} to 100000",
+    lambda value: type(value) is int and len(WORDS) <= value <= 100_000,
+    {"minimum": len(WORDS), "maximum": 100_000},
+)
+
+
+@attrs.frozen(kw_only=True)
+class FormantsConfig:
+    """Options of the data source ``formants``: synthetic words of 0.8 s at 8 kHz."""
+
+    words: int = option(2000, "training words, each of its own voice", validator=_count)
+    held_out: int = option(500, "words for validation", validator=_count)
+    noise_db: float = option(
+        10.0,
+        f"by how many decibels a word is louder than the noise around it, at least; at most {_SPREAD:g} more",
+    )
+    seed: int = option(0, "chooses the voices", validator=non_negative)
+    features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
+    tuning: bool = option(
+        False,
+        "validate on a fifth of the training words and train on the rest, to choose settings by; the held-out words "
+        "then stay unseen",
+        validator=attrs.validators.instance_of(bool),
+    )
+
+
+def build(config: FormantsConfig) -> SpectrogramSource:
+    """The data source of ``config``.
+
+    Raises:
+        DataError: the features do not fit 8 kHz.
+    """
+    train = synthetic_words(config, 0, config.words)
+    train, validation = tuning_split(train) if config.tuning else (train, synthetic_words(config, 1, config.held_out))
+    return spectrogram_source("formants", train, validation, config.features)
+
+
+def synthetic_words(config: FormantsConfig, part: int, count: int) -> Recordings:
+    """``count`` words, of each class the same number or one more.
+
+    Args:
+        config: its noise and seed.
+        part: 0 = training, 1 = validation; word ``i`` of a part depends on seed, part and ``i`` alone.
+        count: how many.
+    """
+    from numpy.random import RandomState
+
+    from arb_ternary_audio.data.synthesis import LENGTH, SAMPLE_RATE, say
+
+    noise = (config.noise_db, config.noise_db + _SPREAD)
+    phones = list(WORDS.values())
+    samples = np.empty((count, LENGTH), dtype=np.int16)
+    for index in range(count):
+        random = RandomState([config.seed % 2**32, config.seed >> 32, part, index])
+        samples[index] = as_pcm(say(phones[index % len(phones)], random, noise))
+    return Recordings(samples, np.arange(count, dtype=np.int64) % len(phones), SAMPLE_RATE, tuple(WORDS))

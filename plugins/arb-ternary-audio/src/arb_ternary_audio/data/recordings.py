@@ -1,0 +1,51 @@
+"""Sounds of one length with their classes, in memory.
+
+Shapes: ``N`` sounds, ``L`` samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+__all__ = ["Recordings", "as_pcm"]
+
+
+@frozen(eq=False)
+class Recordings:
+    """Mono sounds.
+
+    Attributes:
+        samples: int16 ``[N, L]``.
+        labels: int64 ``[N]``, places in ``classes``.
+        sample_rate: samples a second.
+        classes: names.
+    """
+
+    samples: NDArray[np.int16] = field(repr=lambda samples: f"<{len(samples)} sounds>")
+    labels: NDArray[np.int64] = field(repr=False)
+    sample_rate: int
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: NDArray[np.int64]) -> Recordings:
+        """Those of ``indices``, in that order."""
+        return Recordings(self.samples[indices], self.labels[indices], self.sample_rate, self.classes)
+
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal of samples, labels, rate and names."""
+        hasher = hashlib.sha256(f"{self.samples.shape} {self.sample_rate} {self.classes}".encode())
+        for array in (self.samples.astype("<i2", copy=False), self.labels.astype("<i8", copy=False)):
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
+
+
+def as_pcm(waves: NDArray[Any]) -> NDArray[np.int16]:
+    """Samples in [-1, 1] as 16-bit numbers, rounded to the nearest; louder ones are cut off at full scale."""
+    return np.clip(np.rint(waves * 32768.0), -32768, 32767).astype(np.int16)

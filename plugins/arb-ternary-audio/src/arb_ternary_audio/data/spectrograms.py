@@ -1,0 +1,77 @@
+"""Recordings as a data source of pictures: what every model of images trains on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from arb_ternary_audio.data.recordings import Recordings
+from arb_ternary_audio.features.mel import MelConfig
+from arb_ternary_vision.data.source import LABELS, LabelledSource, split_by_class
+
+__all__ = ["SpectrogramSource", "spectrogram_source", "tuning_split"]
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class SpectrogramSource(LabelledSource):
+    """Log-mel spectrograms of labelled sounds, and the sounds themselves.
+
+    Attributes:
+        train_sounds: what the training samples are pictures of.
+        validation_sounds: the same of the held-out samples.
+        features: how the pictures were made.
+    """
+
+    train_sounds: Recordings
+    validation_sounds: Recordings
+    features: MelConfig
+
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of all sounds and of how pictures are made of them; paths do not count."""
+        features = json.dumps(attrs.asdict(self.features), sort_keys=True)
+        parts = (self.train_sounds.digest(), self.validation_sounds.digest(), features)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def attachments(self) -> Mapping[str, Any]:
+        """The names of the classes, and what makes pictures of new sounds: features, rate and length."""
+        sounds = {
+            "sample_rate": self.train_sounds.sample_rate,
+            "samples": self.train_sounds.samples.shape[1],
+            "features": attrs.asdict(self.features),
+        }
+        return {**super().attachments(), "sounds": sounds}
+
+
+def spectrogram_source(name: str, train: Recordings, validation: Recordings, features: MelConfig) -> SpectrogramSource:
+    """The source of two sets of sounds of equal length, rate and classes.
+
+    Raises:
+        DataError: the features do not fit the rate or the length of the sounds.
+    """
+    from arb_ternary_audio.features.spectrogram import LEVELS, mel_pictures
+    from arb_ternary_vision.data.batches import MemorySamples
+
+    def pictures(part: str, sounds: Recordings) -> MemorySamples:
+        levels = mel_pictures(sounds.samples, features, sounds.sample_rate)
+        return MemorySamples(f"{name}, {part} sounds", levels, {LABELS: sounds.labels}, levels=LEVELS)
+
+    return SpectrogramSource(
+        name=name,
+        classes=train.classes,
+        train=pictures("training", train),
+        validation=pictures("held-out", validation),
+        prediction_noun="sound",
+        train_sounds=train,
+        validation_sounds=validation,
+        features=features,
+    )
+
+
+def tuning_split(sounds: Recordings) -> tuple[Recordings, Recordings]:
+    """``sounds`` without a fifth of each class, and that fifth: to choose settings by."""
+    kept, taken = split_by_class(sounds.labels, 0.2, 1)
+    return sounds.take(kept), sounds.take(taken)
