@@ -56,7 +56,13 @@ BY_NATURE: Final[dict[str, str]] = {
     "sliding_window": "a window as long as a sample hides nothing; it is tried with a shorter one below",
 }  # fmt: skip
 #: The same of one component's option.
-BY_NATURE_OF: Final = {"gqc.gnts.per_group": "each group meets or misses the threshold as all of them do"}
+BY_NATURE_OF: Final = {
+    "gqc.gnts.per_group": "each group meets or misses the threshold as all of them do",
+    **dict.fromkeys(
+        ("labels.augment.name", "labels.augment.amount", "labels.augment.chance"),
+        "changes images, which these runs on text have not; its own tests try every change",
+    ),
+}
 #: Values where those that follow from an option's type would do nothing, or something else, in three steps.
 VALUES: Final[dict[str, list[Any]]] = {
     "sliding_window": [3],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
+from arb_ternary.specs import DataSpec, MaskingSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -12,3 +13,29 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "vision: ternary ViT and ConvNet, image data, labels with augmentation, a captioner"}
+
+
+@hookimpl
+def arb_register_datasets() -> Sequence[DataSpec]:
+    return (
+        DataSpec(
+            name="digits",
+            target="arb_ternary_vision.data.digits:build",
+            config="arb_ternary_vision.data.digits:DigitsConfig",
+            libraries=("scikit-learn",),
+            summary="1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_masking() -> Sequence[MaskingSpec]:
+    return (
+        MaskingSpec(
+            name="labels",
+            target="arb_ternary_vision.masking.labels:build",
+            config="arb_ternary_vision.masking.config:LabelsConfig",
+            libraries=("kornia",),
+            summary="an image in, its class out; images may be augmented",
+        ),
+    )

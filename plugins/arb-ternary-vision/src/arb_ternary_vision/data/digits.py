@@ -10,7 +10,7 @@ accuracies can be compared. The images do not say who wrote them: the same hands
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 import numpy as np
@@ -31,6 +31,8 @@ _SPLIT, _TUNING_SPLIT = 0, 1
 @attrs.frozen
 class DigitsConfig:
     """Options of the data source ``digits``."""
+
+    sized_samples: ClassVar[bool] = True
 
     tuning: bool = option(
         False,
