@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm, ternary
 from arb_ternary.backends import reference_votes
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
+from arb_ternary.backends.reference_votes import looked_up_rows
 from arb_ternary.backends.vote_state import new_state
 from arb_ternary.counters.hashing import counter_hash_rows
 from arb_ternary.optim.ternary import TernaryOptimizer
@@ -132,3 +134,19 @@ def test_kernels_of_the_torch_backend_never_ask_a_device(op: str) -> None:
     assert flips.device.type == "meta"
     assert kernel("torch", "apply_exponent_votes")(state, 3, 2, 1).device.type == "meta"
     assert kernel("torch", "quantize_rows")(x)[0].device.type == "meta"
+
+
+@pytest.mark.parametrize(("count", "rows"), [(7, 4), (3, 10), (40, 12), (0, 5), (5, 1)])
+def test_rows_that_were_looked_up_are_found_in_sizes_that_the_host_knows(count: int, rows: int) -> None:
+    ids = torch.from_numpy(np.random.default_rng(count).integers(0, rows, count))
+    names, order, starts, present = looked_up_rows(ids, rows)
+    distinct, sizes = np.unique(ids.numpy(), return_counts=True)
+    assert names.numel() == min(count, rows)
+    assert names[: len(distinct)].tolist() == distinct.tolist()
+    assert len(set(names.tolist())) == names.numel()
+    assert starts.tolist() == [0, *np.cumsum(sizes), *[count] * (names.numel() - len(distinct))]
+    for place, name in enumerate(distinct):
+        assert order[starts[place] : starts[place + 1]].tolist() == np.flatnonzero(ids.numpy() == name).tolist()
+    assert np.flatnonzero(present.numpy()).tolist() == distinct.tolist()
+    held = looked_up_rows(torch.zeros(count, dtype=torch.int64, device="meta"), rows)
+    assert [each.shape for each in held] == [each.shape for each in (names, order, starts, present)]

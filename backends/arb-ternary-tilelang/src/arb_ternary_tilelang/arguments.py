@@ -13,6 +13,7 @@ from arb_ternary.counters.hashing import hash_key, signed
 __all__ = [
     "FLOATS",
     "UNIT",
+    "check_ids",
     "check_shape",
     "float_name",
     "keys",
@@ -35,6 +36,18 @@ def require(condition: bool, message: str) -> None:
     """Raise a ValueError with this message unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def check_ids(ids: Tensor, rows: int) -> None:
+    """IndexError where an id is outside ``0 .. rows - 1``; on a GPU the device stops, as it does for torch's embedding.
+
+    The host does not wait for a device.
+    """
+    inside = ((ids >= 0) & (ids < rows)).all()
+    if ids.device.type != "cpu":
+        torch._assert_async(inside)
+    elif not inside:
+        raise IndexError(f"ids must be in 0..{rows - 1}, got {int(ids.min())}..{int(ids.max())}")
 
 
 def packed_bytes(columns: int) -> int:

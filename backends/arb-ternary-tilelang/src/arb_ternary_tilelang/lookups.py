@@ -11,9 +11,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from arb_ternary.backends.reference_votes import count_correlation_
+from arb_ternary.backends.reference_votes import count_correlation_, looked_up_rows
 from arb_ternary.backends.vote_state import VoteState
-from arb_ternary_tilelang.arguments import FLOATS, readable, require
+from arb_ternary_tilelang.arguments import FLOATS, check_ids, readable, require
 from arb_ternary_tilelang.casting import Scaled, Target, launch, scaled_of, served, settle, target_of
 from arb_ternary_tilelang.kernels import votes as programs
 from arb_ternary_tilelang.lanes import lane_of
@@ -28,23 +28,19 @@ def kernels() -> dict[str, Callable[..., object]]:
 
 @frozen(eq=False)
 class _Lookup:
-    """Which rows were looked up: distinct, ascending; and where in the gradient each of them is."""
+    """Which rows were looked up, and where in the gradient each of them is; see ``looked_up_rows``."""
 
     names: Tensor
     order: Tensor
     starts: Tensor
+    present: Tensor
 
 
 def _lookup(ids_M: Tensor, rows: int) -> _Lookup:
-    """Raises IndexError where an id is outside ``0 .. rows - 1``."""
+    """See :func:`check_ids` for ids outside ``0 .. rows - 1``."""
     require(ids_M.dim() == 1, f"ids must be [M], got {list(ids_M.shape)}")
-    names, position, counts = torch.unique(ids_M, return_inverse=True, return_counts=True)
-    if names.numel() and (int(names[0]) < 0 or int(names[-1]) >= rows):
-        raise IndexError(f"ids must be in 0..{rows - 1}, got {int(names[0])}..{int(names[-1])}")
-    # Stable: the gradients of an id are added in the order in which they stand.
-    order = torch.argsort(position, stable=True)
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return _Lookup(names.to(torch.int64), order, starts)
+    check_ids(ids_M, rows)
+    return _Lookup(*looked_up_rows(ids_M.to(torch.int64), rows))
 
 
 def _cast_lookup(lookup: _Lookup, grad_MK: Tensor, target: Target, scaled: Scaled | None, learns: bool) -> Tensor:
@@ -71,7 +67,10 @@ def embedding_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state:
     correlated = state.correlation is not None and state.steps is not None
     scores = _cast_lookup(lookup, grad_MK, target, None, correlated or state.exponent_votes is not None)
     if state.correlation is not None and state.steps is not None:
+        before = state.steps.clone()
         count_correlation_(state.correlation, state.steps, lookup.names, scores)
+        # Rows that were not looked up have a score of 0, and no update to count.
+        state.steps.copy_(torch.where(lookup.present[:, None], state.steps, before))
 
 
 def embedding_scaled_votes(ids_M: Tensor, grad_MK: Tensor, scale: Tensor | None, state: VoteState) -> None:

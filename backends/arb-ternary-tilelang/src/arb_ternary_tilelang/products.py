@@ -16,6 +16,7 @@ from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_tilelang.arguments import (
     FLOATS,
     UNIT,
+    check_ids,
     check_shape,
     float_name,
     keys,
@@ -287,7 +288,7 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     """Rows ``W[ids]``, ``[M, K]``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``.
+        IndexError: an id is outside ``0 .. N - 1``; see :func:`check_ids`.
     """
     lane, device = lane_of(packed.device), packed.device
     held, powers = words(_packed(packed, shape)), _exponent(exponent, packed, shape)
@@ -298,8 +299,6 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     rows = torch.empty((ids.shape[0], shape.in_features), dtype=out, device=device)
     if not rows.numel():
         return rows.to(dtype)
-    low, high = (int(end) for end in ids.aminmax())
-    if low < 0 or high >= shape.out_features:
-        raise IndexError(f"ids must be in 0..{shape.out_features - 1}, got {low}..{high}")
+    check_ids(ids, shape.out_features)
     lane.kernel(programs.lookup, FLOATS[out], **_sizes(shape))(ids, held, powers, rows, shape.group_size)
     return rows.to(dtype)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.reference_votes import looked_up_rows
 from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.counters.hashing import USE_EXPONENT_ROUNDING, USE_VOTE_ROUNDING
 from arb_ternary_triton.arguments import check_float, check_mutable, check_packed, check_readable
@@ -216,9 +217,7 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
     grad = check_readable(grad_MK, "grad", torch.int8, size) if cast.integer else check_float(grad_MK, "grad", size)
     if not (terms and columns):
         return
-    ordered, order = torch.sort(ids, stable=True)
-    distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    distinct, order, starts, present_N = looked_up_rows(ids, shape.out_features)
     held = distinct.numel()
     tile = elementwise(held, columns)
     grid = cast.prepare(held, tile)
@@ -235,6 +234,7 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
     if correlation is not None and steps is not None and not cast.mode:
         check_mutable(correlation, "correlation", torch.int16, (shape.out_features, shape.groups))
         check_mutable(steps, "steps", torch.int32, (shape.out_features, shape.groups))
+        before = steps.clone()
         chunk = _chunk(held * shape.groups)
         launch(
             settle_correlation_kernel,
@@ -249,6 +249,8 @@ def _cast_lookup(ids_M: Tensor, grad_MK: Tensor, cast: _Cast) -> None:
             A_GROUP=cast.units_a_group,
             CHUNK=chunk,
         )
+        # Rows that were not looked up have a score of 0, and no update to count.
+        steps.copy_(torch.where(present_N[:, None], steps, before))
 
 
 def _cast(grad_MN: Tensor, x_MK: Tensor, scale: Tensor | None, state: VoteState, scaled: bool) -> None:

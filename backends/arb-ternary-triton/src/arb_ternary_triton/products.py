@@ -214,16 +214,17 @@ def embedding(ids_M: Tensor, packed: Tensor, exponent: Tensor, shape: WeightShap
     """Rows ``W[ids]``, ``[M, K]`` in ``dtype``; only the requested rows are decoded.
 
     Raises:
-        IndexError: an id is outside ``0 .. N - 1``.
+        IndexError: an id is outside ``0 .. N - 1``; on a GPU the device stops at it, as torch's embedding does.
     """
     ids = check_readable(ids_M, "ids", torch.int64, (ids_M.numel(),))
     packed, exponent = check_packed(packed, shape), _check_exponent(exponent, shape)
     columns = shape.in_features
     out = torch.empty((ids.numel(), columns), dtype=_result_dtype(dtype), device=packed.device)
-    if ids.numel():
-        low, high = torch.stack(ids.aminmax()).tolist()
-        if low < 0 or high >= shape.out_features:
-            raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {low}..{high}")
+    inside = ((ids >= 0) & (ids < shape.out_features)).all()
+    if ids.device.type != "cpu":
+        torch._assert_async(inside)  # the host does not wait for it
+    elif not inside:
+        raise IndexError(f"ids must lie in 0..{shape.out_features - 1}, got {int(ids.min())}..{int(ids.max())}")
     tile = elementwise(ids.numel(), columns)
     launch(
         lookup_kernel,

@@ -93,6 +93,22 @@ def summed_rows(ids_M: Tensor, grad_MK: Tensor) -> tuple[Tensor, Tensor]:
     return rows_U, g_UK.index_add_(0, position_M, grad_MK.to(dtype))
 
 
+def looked_up_rows(ids_M: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What :func:`summed_rows` sums, for kernels on a device, in sizes that the host knows without asking it.
+
+    Returns:
+        ``names`` int64 ``[R]``, ``R = min(M, rows)``: the distinct ids, ascending, and after them rows that were not
+        looked up; ``order`` ``[M]`` and ``starts`` ``[R + 1]``: ``order[starts[r] : starts[r + 1]]`` are the places of
+        ``names[r]`` among the ids, ascending, none for those that were not looked up; and bool ``[rows]``: which were.
+    """
+    ones = torch.ones_like(ids_M)
+    counts_N = torch.zeros(rows, dtype=torch.int64, device=ids_M.device).index_add_(0, ids_M, ones)
+    present_N = counts_N > 0
+    names = torch.argsort(present_N.to(torch.int8), stable=True, descending=True)[: min(ids_M.numel(), rows)]
+    starts = torch.nn.functional.pad(counts_N[names].cumsum(0), (1, 0))
+    return names, torch.argsort(ids_M, stable=True), starts, present_N
+
+
 def group_score(product_NK: Tensor, shape: WeightShape) -> Tensor:
     """Sum int8 ``[n, K]`` over each group of columns: int32 ``[n, J]``."""
     rows = product_NK.shape[0]

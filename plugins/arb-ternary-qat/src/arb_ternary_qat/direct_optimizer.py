@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from arb_ternary.counters.hashing import STEP
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import StepOutcome, Trainable
+from arb_ternary.optim.ternary import to_host
 from arb_ternary_qat.direct import DirectLinear
 
 __all__ = ["DirectOptimizer", "direct_modules"]
@@ -63,14 +64,14 @@ class DirectOptimizer(Optimizer):
         if not math.isfinite(norm):
             self.zero_grad()
             return StepOutcome(stepped=False, skipped=True, grad_norm=norm)
-        flips = 0
+        flips = []
         for module, gradient_NK in waiting:
             before_NK = module.codes()
             after_NK = self._update(group, module, gradient_NK)
-            flips += int(torch.count_nonzero(after_NK != before_NK))
+            flips.append(torch.count_nonzero(after_NK != before_NK))
             module.set_codes(after_NK)
             module.control[STEP] += 1
-        return StepOutcome(grad_norm=norm, flips=flips)
+        return StepOutcome(grad_norm=norm, flips=sum(to_host(flips)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all modules."""
