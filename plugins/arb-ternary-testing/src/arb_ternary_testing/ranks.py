@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from arb_ternary.environment import for_child
-
-__all__ = ["on_ranks"]
-
-_CHILD = """
-import importlib.util, pickle, sys, traceback
-from pathlib import Path
 import torch
 import torch.distributed as dist
+
 from arb_ternary_train.ranks.world import Ranks
-folder, source, name, rank, size = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location("functions_on_ranks", source)
-module = importlib.util.module_from_spec(spec)
-sys.modules["functions_on_ranks"] = module
-spec.loader.exec_module(module)
-arguments = pickle.loads((folder / "arguments").read_bytes())
-dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
-world = Ranks(torch.device("cpu"))
-result = getattr(module, name)(world, *arguments)
-(folder / f"result-{rank}").write_bytes(pickle.dumps(result))
-world.close()
-"""
+
+__all__ = ["on_ranks"]
 
 
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
     """What ``function(world, *arguments)`` returns on each of ``size`` ranks, by rank.
 
+    The ranks are forked: what this process has imported need not be imported again, and they compute on the host.
+
     Args:
         size: how many ranks.
-        function: of a module that can be loaded from its file; it gets the ``World`` and is called in new processes.
-        arguments: plain values or tensors, the same for all.
+        function: it gets the ``World``; what it returns can be pickled.
+        arguments: the same for all.
         seconds: how long it may take.
 
     Raises:
@@ -49,25 +37,46 @@ def on_ranks(size: int, function: Callable[..., Any], *arguments: Any, seconds: 
     """
     with tempfile.TemporaryDirectory(prefix="arb-ranks-") as name:
         folder = Path(name)
-        (folder / "arguments").write_bytes(pickle.dumps(arguments))
-        source = str(Path(function.__code__.co_filename).resolve())
-        command = [sys.executable, "-c", _CHILD, name, source, function.__name__]
-        children = [
-            subprocess.Popen(
-                [*command, str(rank), str(size)],
-                env=for_child(OMP_NUM_THREADS="1"),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        ranks = [
+            get_context("fork").Process(target=_run, args=(folder, rank, size, function, arguments))
             for rank in range(size)
         ]
+        with warnings.catch_warnings():
+            # Python warns of a fork while other threads run; a rank takes no lock that those may hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for rank in ranks:
+                rank.start()
         try:
-            told = [child.communicate(timeout=seconds)[0] for child in children]
+            until = time.monotonic() + seconds
+            for rank in ranks:
+                rank.join(max(0.0, until - time.monotonic()))
         finally:
-            for child in children:
-                child.kill()
-                child.wait()
-        for rank, child in enumerate(children):
-            assert child.returncode == 0, f"rank {rank} ended with {child.returncode}:\n{told[rank]}"
-        return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(size)]
+            for rank in ranks:
+                rank.kill()
+                rank.join()
+        for number, rank in enumerate(ranks):
+            told = _log(folder, number).read_text() if rank.exitcode else ""
+            assert rank.exitcode == 0, f"rank {number} ended with {rank.exitcode}:\n{told}"
+        return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(size)]
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"log-{rank}"
+
+
+def _result(folder: Path, rank: int) -> Path:
+    return folder / f"result-{rank}"
+
+
+def _run(folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """One rank: it tells a file what it prints, and another one what ``function`` returns."""
+    log = _log(folder, rank).open("w", buffering=1)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
+    world = Ranks(torch.device("cpu"))
+    result = function(world, *arguments)
+    _result(folder, rank).write_bytes(pickle.dumps(result))
+    world.close()

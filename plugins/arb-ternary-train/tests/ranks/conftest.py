@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # torch's optimizers import it: here once, and not on every rank  # noqa: F401
 
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_train.ranks.world import World
