@@ -339,15 +339,18 @@ def kernels_page() -> str:
 
 
 def api_page() -> str:
-    """The names that ``import arb_ternary`` offers, and the conformance kit."""
+    """The names that ``import arb_ternary`` offers, those of training outside of a run, and the conformance kit."""
     import arb_ternary
     import arb_ternary_testing
     from arb_ternary.config import options as config_options
+    from arb_ternary_train import audit, update
 
     parts = ["# Python API", prose(inspect.getdoc(arb_ternary) or "")]
     for title, module in (
         ("Package `arb_ternary`", arb_ternary),
         ("Options of config classes: `arb_ternary.config.options`", config_options),
+        ("A training loop of one's own: `arb_ternary_train.update`", update),
+        ("What a model stores: `arb_ternary_train.audit`", audit),
         ("Conformance kit: `arb_ternary_testing`", arb_ternary_testing),
     ):
         parts.append(f"## {title}")

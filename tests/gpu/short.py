@@ -18,10 +18,10 @@ from attrs import frozen
 from torch import nn
 
 from arb_ternary import TernaryLinear
-from arb_ternary.optim.ternary import ternary_update
 from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import GroupSize
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes
 

@@ -26,6 +26,8 @@ def describe() -> str:
         "names of arb_ternary": _names("arb_ternary"),
         "names of arb_ternary.config.options": _names("arb_ternary.config.options"),
         "names of arb_ternary_testing": _names("arb_ternary_testing"),
+        "names of arb_ternary_train.audit": _names("arb_ternary_train.audit"),
+        "names of arb_ternary_train.update": _names("arb_ternary_train.update"),
         "names of the protocols": _protocols(),
         "specs": _specs(),
         "hooks": _hooks(),

@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 from safetensors.torch import load
 
-from arb_ternary import TernaryEmbedding, TernaryLinear, ternary_update
+from arb_ternary import TernaryEmbedding, TernaryLinear
 from arb_ternary.cli.main import main
 from arb_ternary.environment import for_child
 from arb_ternary.ternary import module
@@ -25,6 +25,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.sign_votes import SignVotes
 
 pytestmark = pytest.mark.interpreted

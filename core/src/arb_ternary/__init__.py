@@ -13,9 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from arb_ternary.backends.select import use_backend
-    from arb_ternary.optim.ternary import ternary_update
     from arb_ternary.plugins.manager import manager
-    from arb_ternary.ternary.audit import audit
     from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
     from arb_ternary.ternary.linear import TernaryConv1d, TernaryConv2d, TernaryLinear
     from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
@@ -35,11 +33,9 @@ _LAZY: Final = {
     "TernaryEmbedding": "arb_ternary.ternary.embedding",
     "TernaryLinear": "arb_ternary.ternary.linear",
     "TernaryRMSNorm": "arb_ternary.ternary.embedding",
-    "audit": "arb_ternary.ternary.audit",
     "configure_ternary_training": "arb_ternary.ternary.models",
     "manager": "arb_ternary.plugins.manager",
     "reset_runtime_state": "arb_ternary.ternary.models",
-    "ternary_update": "arb_ternary.optim.ternary",
     "use_backend": "arb_ternary.backends.select",
 }
 
@@ -51,12 +47,10 @@ __all__ = [
     "TernaryLinear",
     "TernaryRMSNorm",
     "__version__",
-    "audit",
     "configure_ternary_training",
     "hookimpl",
     "manager",
     "reset_runtime_state",
-    "ternary_update",
     "use_backend",
 ]
 

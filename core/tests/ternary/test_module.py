@@ -1,4 +1,4 @@
-"""Ternary modules: state, its two forms, and what the audit counts."""
+"""Ternary modules: state and its two forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from arb_ternary import (
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
-    audit,
     configure_ternary_training,
     reset_runtime_state,
 )
@@ -132,42 +131,6 @@ def test_embedding_rows_equal_the_dense_rows() -> None:
     table = TernaryEmbedding(11, 70, group_size=32)
     ids = torch.tensor([[10, 0], [3, 3]])
     assert torch.equal(table(ids), table.dense_weight()[ids])
-
-
-def test_the_audit_counts_what_is_there_and_nothing_else() -> None:
-    pure = nn.ModuleDict(
-        {"e": TernaryEmbedding(10, 20), "l": TernaryLinear(20, 10, bias=True), "n": TernaryRMSNorm(20)}
-    )
-    report = audit(pure)
-    assert report.pure
-    assert report.ternary_weights == 10 * 20 + 20 * 10 + 20
-    assert report.parameters == report.ternary_weights + 10
-    assert report.state_bytes == sum(b.nbytes for b in pure.buffers())
-    mixed = nn.Sequential(pure["l"], nn.BatchNorm1d(10), nn.Linear(10, 3))
-    mixed[2].weight.requires_grad_(False)
-    report = audit(mixed)
-    assert not report.pure
-    assert (report.float_parameters, report.float_buffers) == (10 + 10 + 30 + 3, 20)
-    frozen = {row.what: row.elements for row in report.rows}["float parameters, frozen"]
-    assert frozen == 30
-
-
-def test_the_audit_counts_optimizer_moments_and_tied_tensors_once() -> None:
-    layer = nn.Linear(8, 8, bias=False)
-    tied = nn.Sequential(layer, layer)
-    optimizer = torch.optim.AdamW(tied.parameters())
-    tied(torch.randn(2, 8)).sum().backward()
-    optimizer.step()
-    report = audit(tied, optimizer)
-    assert report.parameters == 64
-    assert report.optimizer_bytes == 2 * 64 * 4 + 4
-    assert report.state_bytes == 3 * 64 * 4 + 4
-
-
-def test_a_large_layer_takes_the_bits_of_the_format() -> None:
-    layer = TernaryLinear(4096, 256, group_size=128)
-    # 2 + 8 + 16 / 128 bits, and 33 bytes of control words and origin a layer.
-    assert audit(layer).state_bits_per_parameter == pytest.approx(10.125 + 33 * 8 / (4096 * 256), abs=1e-9)
 
 
 def test_configuring_sets_every_module_and_returns_the_threshold() -> None:

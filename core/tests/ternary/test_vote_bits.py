@@ -15,7 +15,6 @@ from arb_ternary import (
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
-    audit,
     configure_ternary_training,
 )
 from arb_ternary.errors import CheckpointError
@@ -77,22 +76,6 @@ def test_every_module_takes_the_bits_and_a_threshold_within_them(bits: int) -> N
         assert module.accum_threshold == {8: 32, 4: 7, 2: 1}[bits]
         assert not module.logical_votes().any()
         assert ("vote_bits" in module.extra_repr()) == (bits != 8)
-
-
-def test_the_audit_counts_four_bits_as_state_and_two_as_memory_of_a_step() -> None:
-    counted = {}
-    for bits in (8, 4, 2):
-        layer = TernaryLinear(4096, 256, vote_bits=bits)
-        report = audit(layer)
-        counted[bits] = report.state_bits_per_parameter
-        working = 4 * (1 + 256 + 4096) + 3 * 8 + (256 * 4096 // 4 if bits == 2 else 0)
-        assert report.working_bytes == working
-        layer.use_scaled_votes()
-        assert audit(layer).working_bytes == working + 2 * 4 * (256 + 4096)
-        assert audit(layer).state_bytes == report.state_bytes
-    assert counted[8] - counted[4] == pytest.approx(4.0)
-    assert counted[4] - counted[2] == pytest.approx(4.0)
-    assert counted[2] == pytest.approx(2.125 + 33 * 8 / (4096 * 256))
 
 
 @pytest.mark.parametrize("bits", [4, 2])

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 
 import arb_ternary_gqc as gqc
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.audit import optimizer_state_bytes
+from arb_ternary_train.audit import optimizer_state_bytes
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 
 WRAPPERS: dict[str, Callable[[torch.optim.Optimizer], gqc.OptimizerWrapper]] = {

@@ -17,11 +17,11 @@ from arb_ternary import TernaryLinear
 from arb_ternary.backends.select import candidates
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import as_outcome, collect_trainable
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import build as build_signgsd
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 

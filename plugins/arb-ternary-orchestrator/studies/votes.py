@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from arb_ternary.config.yaml_document import Document
 from arb_ternary.plugins.manager import manager
-from arb_ternary.ternary.audit import audit
+from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module
 from arb_ternary_train.loading import structure_run
 from arb_ternary_train.progress import Silent

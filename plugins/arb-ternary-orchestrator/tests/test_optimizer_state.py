@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from arb_ternary.optim.protocol import Trainable, inner_optimizers
-from arb_ternary.ternary.audit import optimizer_state_bytes
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.audit import optimizer_state_bytes
 from arb_ternary_train.checkpoint_format import decode_state, encode_state
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 

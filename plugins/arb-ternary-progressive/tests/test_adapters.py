@@ -8,11 +8,11 @@ from torch import nn
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.optim.ternary import ternary_update
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.adapters import AdaptedLinear, AdapterSpec, adapted_linears
 from arb_ternary_progressive.stack import Stack
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.sign_votes import SignVotesConfig, build
 
 CONFIG = DecoderConfig(

@@ -13,7 +13,6 @@ from torch import nn
 
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.optim.ternary import ternary_update
 from arb_ternary_progressive import (
     AdapterSpec,
     ModelConfig,
@@ -27,6 +26,7 @@ from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as adamw
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.sign_votes import SignVotesConfig
 from arb_ternary_votes.sign_votes import build as sign_votes
 

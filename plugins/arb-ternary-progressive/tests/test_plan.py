@@ -15,7 +15,6 @@ from arb_ternary.cli.main import main
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.protocols.data import MaskedBatch
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.activation_cache import ActivationCache
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
@@ -23,6 +22,7 @@ from arb_ternary_progressive.growth import Stage, trunk_stream
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
 from arb_ternary_progressive.plan import StagePlan
 from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_train.audit import audit
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.evaluate import masked_loss
 from arb_ternary_train.loading import load_config

@@ -13,13 +13,13 @@ from torch import nn
 
 from arb_ternary.counters.hashing import SEED, STREAM
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
+from arb_ternary_train.audit import audit
 
 FLOAT = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
 TERNARY = DecoderConfig(width=32, heads=2, max_length=16, group_size=32)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import ConfigError, UsageProblem
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_progressive.time import time_of_step
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_train.audit import audit
 
 PURE = DecoderConfig(width=32, layers=1, heads=4, max_length=16)
 FLOAT_ENDS = DecoderConfig(width=32, layers=1, heads=4, max_length=16, float_parts=("embedding", "head"))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arb_ternary import audit
 from arb_ternary.backends.layout import packed_columns
 from arb_ternary.counters.hashing import SEED, STREAM, stream_id
 from arb_ternary.errors import ConfigError
@@ -22,6 +21,7 @@ from arb_ternary_testing.component import make_choice
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear
+from arb_ternary_train.audit import audit
 from arb_ternary_train.linear_state import linear_state
 
 SMALL = {"width": 32, "layers": 2, "heads": 2, "max_length": 16}

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from arb_ternary import TernaryLinear, audit, ternary_update
+from arb_ternary import TernaryLinear
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, collect_trainable
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd import NanGradientError, SignGSD
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.optimizer import JoinedSignGSD, build
 from arb_ternary_signgsd.sign_gsd import NanPolicy
 from arb_ternary_signgsd.ternary import TernarySignGSD, decay_votes
+from arb_ternary_train.audit import audit
+from arb_ternary_train.optim.joined import JoinedOptimizer
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig
 
 

@@ -15,13 +15,13 @@ from torch import nn
 from arb_ternary import TernaryLinear
 from arb_ternary.errors import ArbError, ConfigError
 from arb_ternary.optim.protocol import StepOutcome
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import IdTokenizer
 from arb_ternary_train.config import RanksConfig
 from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.options import LoopOptions
 from arb_ternary_train.ranks.weights import WholeWeights
 from arb_ternary_train.ranks.world import Alone

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm, ternary_update
+from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import reference_votes
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.protocol import WeightShape
@@ -22,6 +22,7 @@ from arb_ternary.counters.hashing import counter_hash_rows
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.momentum_votes import MomentumVotes
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes

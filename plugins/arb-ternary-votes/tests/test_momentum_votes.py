@@ -13,7 +13,6 @@ import torch
 
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, stream_id
 from arb_ternary.errors import ConfigError
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes
@@ -22,6 +21,7 @@ from arb_ternary_bench.quality.recipes import momentum_votes
 from arb_ternary_bench.quality.sizes import SIZES
 from arb_ternary_bench.quality.trials import final_trials, tuning_trials
 from arb_ternary_testing.restatement_votes import Draw, apply_scaled_votes, float_votes
+from arb_ternary_train.audit import audit
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 from arb_ternary_votes import MomentumVotes, MomentumVotesConfig

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, USE_VOTE_ROUNDING, stream_id
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.restatement import counter_hash_uniform
+from arb_ternary_train.audit import audit
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 N, K, SEED = 3, 5, 7

@@ -13,9 +13,9 @@ from arb_ternary.ternary.module import OPTIMIZERS, TernaryModule
 class StoredWeights(Protocol):
     """A ``torch.nn.Module`` of another distribution that stores integer weights in a format of its own.
 
-    Core counts its weights in the audit, gives its counter hash the run's seed, and hands it to the optimizers that
-    declare ``accepts={"stored"}``; how it gets its gradient is its own affair. Its integer buffers, ``control`` apart,
-    hold the weights and what belongs to them.
+    Core gives its counter hash the run's seed, and hands it to the optimizers that declare ``accepts={"stored"}``; the
+    audit of training counts its weights. How it gets its gradient is its own affair. Its integer buffers, ``control``
+    apart, hold the weights and what belongs to them.
 
     Attributes:
         stored_weights: how many weights the module itself (without its children) stores.

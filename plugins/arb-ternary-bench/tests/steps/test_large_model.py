@@ -11,11 +11,11 @@ from attrs import evolve
 from click.testing import CliRunner
 
 from arb_ternary.errors import ArbError
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_bench.cli.bench import bench
 from arb_ternary_bench.steps import large_model, resident
 from arb_ternary_bench.steps.large_model import MODELS, LargeRun, build_model, run_large_model
+from arb_ternary_train.audit import audit
 
 
 def tiny(**changes: Any) -> LargeRun:

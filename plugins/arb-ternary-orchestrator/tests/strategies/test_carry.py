@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable, inner_optimizers
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_orchestrator.optim.adagc import AdaGC
 from arb_ternary_orchestrator.strategies.carry import carry_state
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.schedules import apply_schedule
 from arb_ternary_votes.scaled_votes import ScaledVotes
 

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import Trainable, collect_trainable, may_refuse
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.growth import Stage
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking, depth_time
 from arb_ternary_progressive.time import step_of_time
+from arb_ternary_train.audit import audit
 from arb_ternary_train.evaluate import masked_loss
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 

@@ -20,7 +20,6 @@ from arb_ternary.backends.select import Selection, current_backend
 from arb_ternary.config.choice import Choice
 from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec, OptimizerSpec, PhaseSpec, Spec, resolve
 from arb_ternary_progressive.activation_cache import ActivationCache
@@ -40,6 +39,7 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.metrics import MetricsWriter
 from arb_ternary_train.observers import RunObservers
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.signals import StopRequest
 

@@ -6,10 +6,10 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_signgsd.config import SignGSDConfig
 from arb_ternary_signgsd.sign_gsd import SignGSD
 from arb_ternary_signgsd.ternary import TernarySignGSD
+from arb_ternary_train.optim.joined import JoinedOptimizer
 
 __all__ = ["JoinedSignGSD", "build"]
 

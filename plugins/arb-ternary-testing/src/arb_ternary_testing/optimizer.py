@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import StepOutcome, Trainable, as_outcome, collect_trainable, takes_loss_signal
-from arb_ternary.optim.ternary import TernaryOptimizer, ternary_update
+from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.plugins.manager import manager
 from arb_ternary.specs import OptimizerSpec
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_testing.component import ComponentCase
+from arb_ternary_train.audit import audit
 from arb_ternary_train.schedules import scheduled_groups
+from arb_ternary_train.update import ternary_update
 
 __all__ = ["OptimizerSuite"]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_train.audit import audit
 
 Tokens = Callable[..., torch.Tensor]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+from arb_ternary_train.audit import audit
 
 SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}
 

@@ -16,7 +16,7 @@ class PureCheck:
 
     def check(self, context: RunContext) -> CheckResult:
         """Audit the model."""
-        from arb_ternary.ternary.audit import audit  # needs torch, which configs of checks do not
+        from arb_ternary_train.audit import audit  # needs torch, which configs of checks do not
 
         counted = audit(context.model)
         numbers = {

@@ -20,9 +20,9 @@ from arb_ternary.config.yaml_document import Document, dump_yaml
 from arb_ternary.errors import ArbError, DataError, UsageProblem
 from arb_ternary.optim.protocol import collect_trainable
 from arb_ternary.plugins.manager import manager
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_train.allocation_limit import AllocationLimit
+from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module, undrawn, versions_of
 from arb_ternary_train.checkpoint import CheckpointStore
 from arb_ternary_train.config import RunConfig

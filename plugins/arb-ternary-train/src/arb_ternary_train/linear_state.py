@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import inner_optimizers
-from arb_ternary.ternary.audit import audit, optimizer_state_bytes
 from arb_ternary.ternary.models import stored_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.audit import audit, optimizer_state_bytes
 
 __all__ = ["LinearState", "linear_state"]
 

@@ -27,13 +27,14 @@ from arb_ternary.optim.protocol import (
     may_refuse,
     takes_loss_signal,
 )
-from arb_ternary.optim.ternary import JoinedOptimizer, TernaryOptimizer
+from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import block_size_of, forward_arguments, masked_loss
 from arb_ternary_train.in_flight import InFlight, Outcome, in_flight_state, load_in_flight
 from arb_ternary_train.model_options import apply_model_options, to_device
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.policy import Adjustment, Diverged, Drawn, Skip, StepPolicy
 from arb_ternary_train.precision import autocast_for, scaler_for
 from arb_ternary_train.protocols import CarriesState

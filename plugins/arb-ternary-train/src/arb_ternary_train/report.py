@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from arb_ternary.errors import ArbError
 from arb_ternary.protocols.data import DataSource
-from arb_ternary.ternary.audit import Audit, audit
+from arb_ternary_train.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.linear_state import LinearState, linear_state

@@ -17,12 +17,12 @@ from arb_ternary.optim.protocol import (
     inner_optimizers,
     takes_loss_signal,
 )
-from arb_ternary.optim.ternary import JoinedOptimizer
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.audit import audit
 from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as build_adamw
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_votes.sign_votes import SignVotes
 
 

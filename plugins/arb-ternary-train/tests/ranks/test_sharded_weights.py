@@ -14,10 +14,10 @@ from arb_ternary.backends.decode_cache import CACHE
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary_testing.ranks import on_ranks
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_train.audit import audit
 from arb_ternary_train.model_state import ModelState
 from arb_ternary_train.ranks.exchange import all_rows, own_rows, share_votes
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
@@ -26,7 +26,7 @@ from arb_ternary_train.ranks.weights import WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
-PLACES, STEPS, VOCABULARY = 3, 20, 37
+PLACES, STEPS, VOCABULARY = 3, 12, 37
 # Exponents that do not learn leave it to the flips to say that a decoded weight is stale.
 TIED = {"layers": 1, "tie_embeddings": True, "float_parts": ("norms",), "learned_norms": True, "scale_rule": "frozen"}
 EXPERTS = {"layers": 3, "experts": 4, "learned_norms": True}

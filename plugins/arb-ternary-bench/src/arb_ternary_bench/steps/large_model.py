@@ -20,8 +20,6 @@ from torch import Tensor
 from arb_ternary.backends.dispatch import kernel
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
-from arb_ternary.optim.ternary import ternary_update
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.kernels.bench import with_threads
@@ -29,6 +27,8 @@ from arb_ternary_bench.kernels.facts import bench_facts, load_average
 from arb_ternary_bench.steps.resident import available_bytes, peak_bytes, resident_bytes
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.audit import audit
+from arb_ternary_train.update import ternary_update
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 __all__ = ["MODELS", "OTHERS", "LargeModel", "LargeRun", "build_model", "model_lines", "run_large_model"]

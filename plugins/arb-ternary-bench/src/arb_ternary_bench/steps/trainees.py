@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ArbError
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes, ternary_modules
 from arb_ternary.ternary.module import GroupSize
@@ -22,6 +21,7 @@ from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
 from arb_ternary_text.models.rotary import rotary_angles
+from arb_ternary_train.audit import audit
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 __all__ = ["FLOAT_TRAINEES", "StepShape", "Trainee", "build_trainee", "trainee_names"]

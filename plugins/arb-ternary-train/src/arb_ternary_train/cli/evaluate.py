@@ -23,7 +23,7 @@ __all__ = ["evaluate"]
 def evaluate(run: Path, batches: int | None, backend: str | None, device: str | None, as_json: bool) -> None:
     """Loss of RUN (a run directory or a checkpoint) on held-out samples, what simple predictors reach, the audit."""
     wait_passively()
-    from arb_ternary.ternary.audit import audit
+    from arb_ternary_train.audit import audit
     from arb_ternary_train.restore import load_run, measure
 
     trained = load_run(run, backend=backend, device=device)

@@ -16,8 +16,8 @@ from arb_ternary.errors import ArbError, EnvironmentProblem
 from arb_ternary.optim.protocol import build_optimizer, collect_trainable
 from arb_ternary.plugins.manager import manager
 from arb_ternary.protocols.data import DataSource
-from arb_ternary.ternary.audit import audit
 from arb_ternary_train.added_parts import parts_added_by
+from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.config import CheckpointConfig, RunConfig
 from arb_ternary_train.optim.planned_state import planned_state_bytes

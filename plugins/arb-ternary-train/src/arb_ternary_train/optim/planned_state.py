@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Joins, Wraps, inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
-from arb_ternary.ternary.audit import optimizer_state_bytes
+from arb_ternary_train.audit import optimizer_state_bytes
 from arb_ternary_train.protocols import PlansState
 
 __all__ = ["planned_state_bytes"]

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary_train.optim.config import SplitConfig
+from arb_ternary_train.optim.joined import JoinedOptimizer
 
 __all__ = ["SplitConfig", "build"]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from arb_ternary.ternary.audit import audit
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.audit import audit
 from arb_ternary_upcycle.benchmark.latency import generate_greedily
 from arb_ternary_upcycle.verification.kv_cache import student_bytes_per_token
 

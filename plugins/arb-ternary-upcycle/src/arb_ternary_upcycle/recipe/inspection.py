@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from arb_ternary.backends.select import use_backend
-from arb_ternary.ternary.audit import audit
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.audit import audit
 from arb_ternary_train.build import undrawn
 from arb_ternary_upcycle.recipe.outline import TeacherOutline
 from arb_ternary_upcycle.recipe.student import student_section
