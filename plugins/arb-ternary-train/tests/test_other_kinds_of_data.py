@@ -94,7 +94,9 @@ def arb_register_masking(): return [MaskingSpec(name="regression", target=f"{__n
 @hookimpl
 def arb_register_generators():
     return [GeneratorSpec(name="any_net", target=f"{__name__}:draw_any", models=("net",)),
-            GeneratorSpec(name="points", target=f"{__name__}:draw", models=("net",), masking=("regression",))]
+            GeneratorSpec(name="points", target=f"{__name__}:draw", models=("net",), masking=("regression",)),
+            GeneratorSpec(name="elsewhere", target=f"{__name__}:draw_any", models=("net",), masking=("regression",),
+                          data=("another",))]
 '''
 
 CONFIG = """

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import DataSpec
+from arb_ternary_train.specs import GeneratorSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -36,5 +37,17 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             target="arb_ternary_audio.codes.source:build",
             config="arb_ternary_audio.codes.source:AudioCodesConfig",
             summary="the sounds of another source as codes, for a language model",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_generators() -> Sequence[GeneratorSpec]:
+    return (
+        GeneratorSpec(
+            name="sound",
+            target="arb_ternary_audio.cli.generate:sound",
+            data=("audio_codes",),
+            summary="draws sounds, or continues one, with a model of audio codes",
         ),
     )

@@ -62,12 +62,14 @@ class GeneratorSpec(Spec):
     Attributes:
         models: names of the models that it draws from; empty = any.
         masking: names of the masking strategies that they were trained with; empty = any.
+        data: names of the data sources that they were trained on; empty = any.
     """
 
     kind, hook, noun = "generator", "arb_register_generators", "generator"
 
     models: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
     masking: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
+    data: tuple[str, ...] = field(default=(), converter=_as_tuple, validator=deep_iterable(instance_of(str)))
 
 
 @frozen(kw_only=True)

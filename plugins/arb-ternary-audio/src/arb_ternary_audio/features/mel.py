@@ -65,7 +65,7 @@ def to_mel(hertz: float) -> float:
 
 def from_mel(mel: float) -> float:
     """The frequency in Hz of a mel."""
-    return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
+    return 700.0 * (math.pow(10.0, mel / 2595.0) - 1.0)
 
 
 def mel_filter_bank(config: MelConfig, sample_rate: int) -> Tensor:

@@ -68,7 +68,11 @@ def generator_for(config: RunConfig) -> Registered:
     suited: dict[int, list[Registered]] = {}
     for found in manager().registry.all("generator"):
         spec: Any = found.spec
-        wanted = ((spec.models, config.model.name), (spec.masking, config.masking.name))
+        wanted = (
+            (spec.models, config.model.name),
+            (spec.masking, config.masking.name),
+            (spec.data, config.data.name),
+        )
         if all(not names or name in names for names, name in wanted):
             suited.setdefault(sum(bool(names) for names, _ in wanted), []).append(found)
     if not suited:

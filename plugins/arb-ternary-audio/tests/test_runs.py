@@ -1,0 +1,119 @@
+"""Runs on sounds: pure, exact, resumed to the bit, and what is drawn from them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from attrs import evolve
+
+from arb_ternary.cli.main import main
+from arb_ternary_testing.interruption import Crash, interruption
+from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
+from arb_ternary_train.checkpoint_format import encode_state
+from arb_ternary_train.directory import RunDirectory
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+
+CODES = """
+name: codes
+exact: {exact}
+data:
+  name: audio_codes
+  sounds: {{name: formants, words: 20, held_out: 10, noise_db: 30}}
+  codes: 16
+model: {{name: decoder, width: 32, layers: 1, heads: 2, max_length: 41, group_size: row}}
+optimizer: {{name: scaled_votes, lr: 0.1}}
+phases: [{{name: standard, steps: 6, batch_size: 4, block_size: 41, eval_every: 3, eval_batches: 1}}]
+checks: [pure]
+checkpoint: {{every: 2, keep: 9}}
+"""
+
+
+def _train(folder: Path, text: str, name: str, *trackers, resume=None) -> RunDirectory:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    config = evolve(load_config(file).config, trackers=trackers)
+    train(config, RunRequest(directory=folder / name, resume=resume, reporter=Silent))
+    return RunDirectory.existing(folder / name)
+
+
+def _bits(directory: RunDirectory):
+    last = read_checkpoint(CheckpointStore(directory.checkpoints).latest())
+    assert last.state["step"] == 6
+    return encode_state({"model": dict(last.model), "rng": last.state["rng"]})
+
+
+def _equal(one, other):
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    for key, tensor in one[1].items():
+        assert torch.equal(tensor, other[1][key]), key
+
+
+@pytest.mark.parametrize("exact", ["false", "true"])
+@pytest.mark.parametrize("kind", ["codes"])
+def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not(tmp_path, kind, exact):
+    text = {"codes": CODES}[kind].format(exact=exact)
+    whole = _train(tmp_path, text, "whole")
+    with pytest.raises(Crash):
+        _train(tmp_path, text, "killed", interruption(3, "crash"))
+    _equal(_bits(_train(tmp_path, text, "killed", resume="auto")), _bits(whole))
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    return _train(tmp_path_factory.mktemp("codes"), CODES.format(exact="false"), "run").path
+
+
+def test_sounds_are_drawn_the_same_for_the_same_seed(codes, tmp_path, capsys):
+    def drawn(name, *options):
+        assert main(["generate", str(codes), "--output", str(tmp_path / name), *options]) == 0
+        return soundfile.read(tmp_path / name)
+
+    (first, rate), (again, _), (other, _) = (
+        drawn(f"{i}.wav", "--seed", seed, "--seconds", "0.3") for i, seed in enumerate("112")
+    )
+    assert rate == 8000
+    assert 0 < len(first) <= 0.3 * 8000
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert f"codes, {len(other) / 8000:.2f} s at 8000 Hz" in capsys.readouterr().out
+
+
+def test_a_sound_is_continued(codes, tmp_path):
+    prompt = tmp_path / "prompt.wav"
+    soundfile.write(prompt, 0.5 * np.sin(2 * np.pi * 500 * np.arange(3200) / 16000), 16000)
+    options = ["--prompt-file", str(prompt), "--seconds", "0.1", "--seed", "0", "--count", "2"]
+    assert main(["generate", str(codes), "--output", str(tmp_path / "a.flac"), *options]) == 0
+    wave, _ = soundfile.read(tmp_path / "a.flac")
+    # 0.2 s are 10 frames, of which at most 5 more are drawn, twice.
+    assert 20 * 160 <= len(wave) <= 30 * 160
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "a.mp3"], "--output a.mp3: sounds are written as .wav or .flac"),
+        (["--output", "nowhere/a.wav"], "nowhere/a.wav: cannot be written"),
+        (["--output", "a.wav", "--prompt-file", "no.wav"], "no.wav: the sound cannot be read"),
+        ([], "Missing option '--output'"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(codes, tmp_path, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", str(codes), *options]) != 0
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be " * 60)
+    data = f"data: {{name: text, path: {text}}}\n"
+    config = CODES.format(exact="false")
+    run = _train(tmp_path, config[: config.index("data:")] + data + config[config.index("model:") :], "run").path
+    assert main(["generate", str(run), "--with", "sound", "--output", str(tmp_path / "a.wav")]) == 2
+    assert "its data 'text' has no codec of sounds" in capsys.readouterr().err
