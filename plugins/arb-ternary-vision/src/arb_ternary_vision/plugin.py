@@ -25,6 +25,19 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             libraries=("scikit-learn",),
             summary="1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn",
         ),
+        DataSpec(
+            name="images",
+            target="arb_ternary_vision.data.folder:build",
+            config="arb_ternary_vision.data.folder:FolderConfig",
+            libraries=("pillow",),
+            summary="a folder of images for each class",
+        ),
+        DataSpec(
+            name="image_arrays",
+            target="arb_ternary_vision.data.arrays:build",
+            config="arb_ternary_vision.data.arrays:ArraysConfig",
+            summary="images and labels in .npy files or .npz archives",
+        ),
     )
 
 

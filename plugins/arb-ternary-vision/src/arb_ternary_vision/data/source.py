@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -14,15 +15,18 @@ from numpy.typing import NDArray
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, BatchRequest
 from arb_ternary_text.data.sampler import permutation
+from arb_ternary_text.data.source import DEFAULT_FRACTION, part
 
 if TYPE_CHECKING:
     from arb_ternary_text.data.loader import SampledBatches
     from arb_ternary_vision.data.batches import MemorySamples
 
-__all__ = ["LABELS", "LabelledSource", "split_by_class"]
+__all__ = ["DEFAULT_FRACTION", "LABELS", "LabelledSource", "part", "require_memory", "split_by_class", "split_source"]
 
 #: Where batches have their classes: ``Batch.extras[LABELS]``, int64 ``[B]``.
-LABELS = "labels"
+LABELS: Final = "labels"
+#: Seed of the split where a source has no held-out part of its own.
+_SPLIT: Final = 0
 
 
 @attrs.frozen(eq=False)
@@ -52,14 +56,14 @@ class LabelledSource:
     predictions_per_sample = 1
 
     def __attrs_post_init__(self) -> None:
-        for part in (self.train, self.validation):
-            if part.data.ndim != 4 or LABELS not in part.extras:
-                raise TypeError(f"{part.name}: [N, C, H, W] and {LABELS} are needed, not {part.data.shape}")
-            labels = part.extras[LABELS]
+        for samples in (self.train, self.validation):
+            if samples.data.ndim != 4 or LABELS not in samples.extras:
+                raise TypeError(f"{samples.name}: [N, C, H, W] and {LABELS} are needed, not {samples.data.shape}")
+            labels = samples.extras[LABELS]
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.classes)))
             if wrong.size:
                 raise DataError(
-                    f"{part.name}: label {int(labels[wrong[0]])} of sample {int(wrong[0])} is none of the "
+                    f"{samples.name}: label {int(labels[wrong[0]])} of sample {int(wrong[0])} is none of the "
                     f"{len(self.classes)} classes, which are counted from 0"
                 )
         if self.train.data.shape[1:] != self.validation.data.shape[1:]:
@@ -123,3 +127,33 @@ def split_by_class(
     mask = np.zeros(len(labels_N), dtype=bool)
     mask[taken] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)
+
+
+def split_source(name: str, classes: tuple[str, ...], whole: MemorySamples, fraction: float) -> LabelledSource:
+    """The source that holds out the share ``fraction`` of each class of ``whole``; the same ones at every start.
+
+    Raises:
+        DataError: the classes are too small for that.
+    """
+    kept, held_out = split_by_class(whole.extras[LABELS], fraction, _SPLIT)
+    if not len(held_out):
+        raise DataError(
+            f"{whole.name}: no class has enough samples to hold out {fraction:g} of them",
+            "Raise validation_fraction, or name held-out samples of their own.",
+        )
+    return LabelledSource(
+        name,
+        classes,
+        whole.at(kept, f"{whole.name}, training part"),
+        whole.at(held_out, f"{whole.name}, held-out part"),
+    )
+
+
+def require_memory(name: str, shape: tuple[int, ...], max_megabytes: int) -> None:
+    """DataError where bytes of ``shape`` are more than ``max_megabytes``."""
+    needed = prod(shape) / 1e6
+    if needed > max_megabytes:
+        raise DataError(
+            f"{name}: {needed:,.0f} megabytes are needed, more than max_megabytes, {max_megabytes:,}",
+            "Take fewer or smaller images, or raise max_megabytes.",
+        )

@@ -6,7 +6,7 @@ the pixels; torchvision would do as well, but its wheel on the package index doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -14,7 +14,7 @@ from kornia.geometry.transform import get_affine_matrix2d, warp_affine
 from torch import Tensor
 
 from arb_ternary.counters.hashing import counter_hash_rows, uniform_
-from arb_ternary_vision.masking.config import Augmentation
+from arb_ternary_vision.masking.config import Augmentation, Change
 
 __all__ = ["augmented"]
 
@@ -50,7 +50,7 @@ def augmented(images: Tensor, changes: Sequence[Augmentation], sample_ids: Tenso
     return out
 
 
-def _moved(images: Tensor, changes: Sequence[Augmentation], drawn: dict[str, Tensor]) -> Tensor:
+def _moved(images: Tensor, changes: Sequence[Augmentation], drawn: Mapping[Change, Tensor]) -> Tensor:
     """Shifted, turned, scaled, sheared and mirrored, about the centre."""
     if not changes:
         return images.clone()

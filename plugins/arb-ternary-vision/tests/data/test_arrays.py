@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from arb_ternary.errors import ConfigError, DataError
+from arb_ternary_testing.component import make_choice
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (20, 5, 4), dtype=np.uint8)
+LABELS = np.arange(20) % 2
+
+
+def source(**options):
+    return make_choice("data", "image_arrays", options).build()
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("images.npy", IMAGES)
+    np.save("labels.npy", LABELS.astype(np.uint8))
+    np.savez_compressed("all.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:3], y_test=LABELS[:3])
+    return tmp_path
+
+
+def test_files_and_members_of_archives_are_the_same_images(files):
+    loose = source(images="images.npy", labels="labels.npy")
+    packed = source(images="all.npz:x_train", labels="all.npz:y_train")
+    assert loose.fingerprint() == packed.fingerprint()
+    assert loose.image_shape == (1, 5, 4)
+    assert loose.classes == ("0", "1")
+    # One of ten of each class.
+    assert np.bincount(loose.validation.extras["labels"]).tolist() == [1, 1]
+    both = [*loose.train.data, *loose.validation.data]
+    assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in IMAGES)
+
+
+def test_held_out_arrays_of_their_own(files):
+    found = source(
+        images="all.npz:x_train",
+        labels="all.npz:y_train",
+        validation_images="all.npz:x_test",
+        validation_labels="all.npz:y_test",
+        classes=["odd", "even"],
+    )
+    assert np.array_equal(found.train.data[:, 0], IMAGES)
+    assert np.array_equal(found.validation.data[:, 0], IMAGES[:3])
+    assert found.attachments() == {"classes": ["odd", "even"]}
+    with pytest.raises(ConfigError, match="belong together"):
+        source(images="images.npy", labels="labels.npy", validation_images="images.npy")
+
+
+def test_channels_may_stand_first_or_last(files):
+    colour = RNG.integers(0, 256, (20, 5, 4, 3), dtype=np.uint8)
+    np.save("last.npy", colour)
+    np.save("first.npy", colour.transpose(0, 3, 1, 2))
+    last = source(images="last.npy", labels="labels.npy")
+    first = source(images="first.npy", labels="labels.npy", channels_first=True)
+    assert last.image_shape == (3, 5, 4)
+    assert last.fingerprint() == first.fingerprint()
+    with pytest.raises(DataError, match=r"first\.npy: 4 channels of .*\nSet channels_first: true"):
+        source(images="first.npy", labels="labels.npy")
+
+
+def test_floats_pass_and_levels_say_what_white_is(files):
+    np.save("floats.npy", np.linspace(-1, 1, 400).reshape(20, 5, 4))
+    found = source(images="floats.npy", labels="labels.npy")
+    assert next(found.held_out(9, 1, None)).data.abs().max() <= 1
+    np.save("few.npy", np.arange(400).reshape(20, 5, 4) % 17)
+    few = source(images="few.npy", labels="labels.npy", levels=16)
+    assert few.train.read(np.arange(len(few.train))).data.unique().tolist() == [level / 8 - 1 for level in range(17)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"images": "nothing.npy"}, r"nothing\.npy: no such file"),
+        ({"images": "all.npz"}, r"Which array of it\? all\.npz:NAME"),
+        ({"images": "all.npz:x_trein"}, r"no array 'x_trein' in it\nDid you mean x_train\?"),
+        ({"images": "images.bin"}, "images and labels are in a .npy file"),
+        ({"labels": "images.npy"}, r"images\.npy: 20 whole numbers are needed"),
+        ({"images": "labels.npy"}, r"labels\.npy: images are whole numbers or floats"),
+        ({"levels": 100}, "outside of 0 to 100\nSet levels"),
+        ({"images": "wide.npy"}, "outside of -1 to 1\nScale them"),
+        ({"images": "nan.npy"}, "outside of -1 to 1"),
+        ({"images": "objects.npy"}, r"objects\.npy: it holds Python objects"),
+        ({"images": "short.npy"}, r"short\.npy: the array cannot be read"),
+        ({"images": "broken.npz:x"}, r"broken\.npz:x: the array cannot be read"),
+        ({"classes": ["only"]}, "label 1 of sample 0 is none of the 1 classes"),
+    ],
+)
+def test_what_is_wrong_is_named(files, options, words):
+    np.save("wide.npy", np.full((20, 2, 2), 1.5))
+    np.save("nan.npy", np.full((20, 2, 2), np.nan))
+    np.save("objects.npy", np.full((20, 2, 2), None), allow_pickle=True)
+    (files / "short.npy").write_bytes((files / "images.npy").read_bytes()[:-30])
+    (files / "broken.npz").write_bytes((files / "all.npz").read_bytes()[:-100])
+    with pytest.raises(DataError, match=words):
+        source(**{"images": "images.npy", "labels": "labels.npy", **options})
+
+
+def test_a_small_file_that_claims_a_large_array_is_refused_unread(files):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**6, 10**3, 10**3)}
+    )
+    with zipfile.ZipFile("bomb.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+    with pytest.raises(DataError, match=r"bomb\.npz:x: 1,000,000 megabytes are needed, more than max_megabytes, 4,096"):
+        source(images="bomb.npz:x", labels="labels.npy")
