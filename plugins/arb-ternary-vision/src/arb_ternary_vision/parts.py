@@ -6,7 +6,7 @@ patch, ``N`` output channels, ``D`` width, ``P`` planes that turn.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.linear import TernaryConv2d, TernaryLinear
 from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_text.models.parts import FloatLinear, make_norm
+from arb_ternary_text.models.parts import FloatLinear, make_linear, make_norm
 from arb_ternary_text.models.rotary import rotary_angles
 
 __all__ = [
@@ -125,7 +125,16 @@ def make_conv(
     geometry = Geometry(pair(kernel_size), pair(stride), pair(padding), pair(dilation))
     if part in config.float_parts:
         return FloatConv2d(in_channels, out_channels, geometry, activations=config.activations)
-    return TernaryConv2d(in_channels, out_channels, **geometry._asdict(), **_ternary(config))
+    return TernaryConv2d(
+        in_channels,
+        out_channels,
+        **geometry._asdict(),
+        group_size=config.exponent_groups,
+        activations=config.activations,
+        gradients=config.gradients,
+        scale_rule=config.scale_rule,
+        vote_bits=config.vote_bits,
+    )
 
 
 class Patches(nn.Module):
@@ -173,9 +182,7 @@ def make_patches(config: DecoderConfig, channels: int, patch_size: int | Pair) -
     """The patch embedding of ``config.width`` features; float where ``float_parts`` names embedding."""
     sides = pair(patch_size)
     inside = channels * sides[0] * sides[1]
-    if "embedding" in config.float_parts:
-        return Patches(FloatLinear(inside, config.width, activations=config.activations), channels, sides)
-    return Patches(TernaryLinear(inside, config.width, **_ternary(config)), channels, sides)
+    return Patches(make_linear(config, inside, config.width, part="embedding"), channels, sides)
 
 
 class ChannelNorm(nn.Module):
@@ -250,13 +257,3 @@ def grid_positions(
         grid_SP = torch.cat((down_HWP, across_HWP), dim=-1).flatten(0, 1)
         turns.append(F.pad(grid_SP, (0, 0, leading, 0), value=still))
     return Positions(turns[0], turns[1], mask=None, is_causal=False)
-
-
-def _ternary(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "group_size": config.exponent_groups,
-        "activations": config.activations,
-        "gradients": config.gradients,
-        "scale_rule": config.scale_rule,
-        "vote_bits": config.vote_bits,
-    }

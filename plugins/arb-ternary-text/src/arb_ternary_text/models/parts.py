@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
-from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
@@ -90,9 +90,21 @@ class TiedHead(nn.Module):
         return table.multiply(x, self.activations)
 
 
-def make_linear(config: DecoderConfig, in_features: int, out_features: int) -> FloatLinear | TernaryLinear:
-    """A linear inside a block."""
-    return _linear(config, in_features, out_features, is_float="linears" in config.float_parts)
+def make_linear(
+    config: DecoderConfig, in_features: int, out_features: int, *, part: FloatPart = "linears"
+) -> FloatLinear | TernaryLinear:
+    """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where it is not said."""
+    if part in config.float_parts:
+        return FloatLinear(in_features, out_features, activations=config.activations)
+    return (ScaledTernaryLinear if config.linear_scales else TernaryLinear)(
+        in_features,
+        out_features,
+        group_size=config.exponent_groups,
+        activations=config.activations,
+        gradients=config.gradients,
+        scale_rule=config.scale_rule,
+        vote_bits=config.vote_bits,
+    )
 
 
 def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding | TernaryEmbedding:
@@ -117,7 +129,7 @@ def make_head(
     """The output projection, ``x[..., D] -> [..., V]``."""
     if config.tied:
         return TiedHead(embedding, config.activations)
-    return _linear(config, config.width, vocabulary_size, is_float="head" in config.float_parts)
+    return make_linear(config, config.width, vocabulary_size, part="head")
 
 
 def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False) -> RMSNorm | TernaryRMSNorm:
@@ -152,19 +164,3 @@ def make_head_norm(config: DecoderConfig) -> RMSNorm | TernaryRMSNorm | nn.Ident
     if not config.has_query_key_norm:
         return nn.Identity()
     return make_norm(config, config.key_features, gain=config.inner_gains, own_eps=config.stored_eps)
-
-
-def _linear(
-    config: DecoderConfig, in_features: int, out_features: int, *, is_float: bool
-) -> FloatLinear | TernaryLinear:
-    if is_float:
-        return FloatLinear(in_features, out_features, activations=config.activations)
-    return (ScaledTernaryLinear if config.linear_scales else TernaryLinear)(
-        in_features,
-        out_features,
-        group_size=config.exponent_groups,
-        activations=config.activations,
-        gradients=config.gradients,
-        scale_rule=config.scale_rule,
-        vote_bits=config.vote_bits,
-    )
