@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import DataSpec, MaskingSpec
+from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -50,5 +50,23 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             config="arb_ternary_vision.masking.config:LabelsConfig",
             libraries=("kornia",),
             summary="an image in, its class out; images may be augmented",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_models() -> Sequence[ModelSpec]:
+    return (
+        ModelSpec(
+            name="vit",
+            target="arb_ternary_vision.models.vit:build",
+            config="arb_ternary_vision.models.vit_config:VitConfig",
+            summary="vision transformer of ternary linears and norms",
+        ),
+        ModelSpec(
+            name="convnet",
+            target="arb_ternary_vision.models.convnet:build",
+            config="arb_ternary_vision.models.convnet_config:ConvnetConfig",
+            summary="residual network of ternary convolutions",
         ),
     )
