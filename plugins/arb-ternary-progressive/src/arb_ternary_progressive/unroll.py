@@ -20,7 +20,7 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_progressive.time import discrete_time
-from arb_ternary_text.models.generate import next_token_probabilities
+from arb_ternary_text.models.generate import draw_token, next_token_probabilities
 
 if TYPE_CHECKING:
     from arb_ternary_progressive.rack import Rack
@@ -80,7 +80,7 @@ def unrolled(
         while left:
             seen, new = _window(len(text), left, rack.max_length)
             for logits_V in _one_pass(rack, text[len(text) - seen :], new, torch.device(device)):
-                token = _draw(next_token_probabilities(logits_V, temperature, top_k, top_p), generator)
+                token = draw_token(next_token_probabilities(logits_V, temperature, top_k, top_p), generator)
                 if token in stop:
                     return
                 text.append(token)
@@ -110,9 +110,3 @@ def _one_pass(rack: Rack, seen: list[int], new: int, device: torch.device) -> Te
     logits_NV: Tensor = logits_1SV[0, len(seen) :].float().cpu()
     logits_NV[:, rack.mask_token] = -math.inf
     return logits_NV
-
-
-def _draw(probability_V: Tensor, generator: torch.Generator) -> int:
-    cumulative_V = probability_V.cumsum(dim=0)
-    uniform = torch.rand((), dtype=torch.float64, generator=generator) * cumulative_V[-1]
-    return int(torch.searchsorted(cumulative_V, uniform, right=True))

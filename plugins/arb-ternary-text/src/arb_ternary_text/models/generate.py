@@ -18,7 +18,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import KeyValueCache
 
-__all__ = ["CachedModel", "Unrolls", "generate", "next_token_probabilities", "streamed_text"]
+__all__ = ["CachedModel", "Unrolls", "draw_token", "generate", "next_token_probabilities", "streamed_text"]
 
 
 @runtime_checkable
@@ -95,7 +95,7 @@ def generate(
         unread = list(prompt_ids)
         for _ in range(max_new_tokens):
             probability_V = next_token_probabilities(reader.read(unread), temperature, top_k, top_p)
-            token = _draw(probability_V, generator)
+            token = draw_token(probability_V, generator)
             if token in stop:
                 return
             yield token
@@ -162,7 +162,7 @@ class _Reader:
         return self._model(tokens_1S, self._cache)[0, -1]
 
 
-def _draw(probability_V: Tensor, generator: torch.Generator) -> int:
+def draw_token(probability_V: Tensor, generator: torch.Generator) -> int:
     """Invert the cumulative distribution at one uniform number: the id never has probability 0."""
     cumulative_V = probability_V.cumsum(dim=0)
     uniform = torch.rand((), dtype=torch.float64, generator=generator) * cumulative_V[-1]

@@ -1,0 +1,41 @@
+"""Options of the masking strategy ``absorbing``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from attrs import frozen
+from attrs.validators import in_
+
+from arb_ternary.config.options import non_negative, option, optional
+
+__all__ = ["AbsorbingConfig", "Hiding"]
+
+Hiding = Literal["count", "independent"]
+
+
+@frozen(kw_only=True)
+class AbsorbingConfig:
+    """Options of the strategy ``absorbing``."""
+
+    mask_token_id: int | None = option(
+        None,
+        "id that stands for a hidden token, which the data must not use; null = the last of the vocabulary",
+        validator=optional(non_negative),
+    )
+    hiding: Hiding = option(
+        "count",
+        "what time t hides of S tokens: exactly ceil(S t), or each with probability t; both have the same expected "
+        "loss, and the first has the smaller variance",
+        validator=in_(("count", "independent")),
+    )
+
+    def contradictions_in(self, run: Any, planned: Any) -> Iterator[tuple[str, str]]:
+        """See ``arb_ternary.optim.protocol.Planned``."""
+        if getattr(run.model.options, "causal", False):
+            yield (
+                "",
+                "asks for tokens from what stands on both sides of them, and the model sees only what stands before; "
+                "set causal: false in model",
+            )

@@ -1,0 +1,65 @@
+"""A trained run whose model fills in hidden tokens, read back to draw text from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.protocols.data import MaskingStrategy
+from arb_ternary_diffusion.text_sampler import Denoise, denoiser
+from arb_ternary_text.data.tokenizers import Tokenizer, from_json
+from arb_ternary_train.build import require_protocol
+from arb_ternary_train.protocols import LimitedLength, ReservesIds
+from arb_ternary_train.restore import load_run
+
+__all__ = ["TextRun", "load_text_run"]
+
+
+@frozen(eq=False)
+class TextRun:
+    """What drawing text needs of a run.
+
+    Attributes:
+        tokenizer: of the data that the model was trained on.
+        denoise: the model, in evaluation mode.
+        mask_token: the id that stood for hidden tokens in training.
+        context: the longest text that the model takes.
+    """
+
+    tokenizer: Tokenizer
+    denoise: Denoise
+    mask_token: int
+    context: int
+
+
+def load_text_run(path: Path, *, backend: str | None = None, device: str | None = None) -> TextRun:
+    """Read a run directory or a checkpoint; see ``arb_ternary_train.restore.load_run``.
+
+    Raises:
+        UsageProblem: its masking hides no tokens, its model sees one side only, or its data is no text.
+        CheckpointError: the checkpoint is damaged or missing.
+    """
+    trained = load_run(path, backend=backend, device=device)
+    config, model = trained.config, trained.model
+    masking: Any = require_protocol(config.masking.build(), MaskingStrategy, config.masking)
+    attached = trained.directory.attachments()
+    if "tokenizer" not in attached:
+        raise UsageProblem(f"{path}: its data {config.data.name!r} has no tokenizer, so that it has no text")
+    tokenizer = from_json(attached["tokenizer"])
+    reserved = masking.reserved_ids(tokenizer.vocabulary_size) if isinstance(masking, ReservesIds) else ()
+    if len(reserved) != 1 or not isinstance(model, LimitedLength) or getattr(config.model.options, "causal", False):
+        raise UsageProblem(
+            f"{path}: its model {config.model.name!r}, trained with masking {config.masking.name!r}, does not fill in "
+            "hidden tokens",
+            "Train with masking: absorbing and a model with causal: false, or continue a prompt with the generator of "
+            "this model: arb generate RUN.",
+        )
+    return TextRun(
+        tokenizer,
+        denoiser(model, reserved[0], tokenizer.vocabulary_size, trained.device),
+        reserved[0],
+        model.max_length,
+    )

@@ -1,0 +1,161 @@
+"""Drawing hidden tokens: from a text that is all masks, or has gaps, to one without.
+
+Shapes: ``B`` texts, ``S`` positions, ``V`` ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, TypeAlias, get_args
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from arb_ternary.errors import UsageProblem, nearest
+from arb_ternary_text.models.generate import draw_token, next_token_probabilities
+from arb_ternary_train.protocols import TakesTime
+
+__all__ = ["ORDERS", "Denoise", "Filling", "Order", "denoiser", "generator_of"]
+
+#: Logits ``[B, S, V]`` of the tokens ``[B, S]``, of which some are the mask.
+Denoise: TypeAlias = Callable[[Tensor], Tensor]
+
+Order: TypeAlias = Literal["ancestral", "confidence"]
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+
+
+@frozen(kw_only=True)
+class Filling:
+    """How hidden tokens are drawn.
+
+    ``ancestral`` runs the noise backwards: the step from time ``t`` to ``s`` reveals each hidden token with probability
+    ``(t - s) / t``, which for ``steps`` equal ones is 1 over the steps that are left. With enough steps that one token
+    at a time is revealed, and a model that knows the truth, its texts have exactly the distribution of the data; tokens
+    that one step reveals are drawn independently of each other, which is the error of few steps (Sahoo et al., 2024).
+
+    ``confidence`` draws every hidden token in each step and keeps those that the model gave the highest probability,
+    as many as leave equal shares to the other steps (Chang et al., *MaskGIT*, 2022). Its texts are likelier than those
+    of the data, as with a low temperature.
+
+    Attributes:
+        steps: most passes through the model; one that would reveal nothing is not made.
+        order: which hidden tokens a step reveals.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw only among so many of the likeliest; None = all.
+        top_p: draw only among the likeliest that together reach this probability; None = all.
+
+    Raises:
+        UsageProblem: a value is out of range.
+    """
+
+    steps: int
+    order: Order = "ancestral"
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        next_token_probabilities(torch.zeros(1), self.temperature, self.top_k, self.top_p)
+        if self.steps < 1:
+            raise UsageProblem(f"steps: must be at least 1, not {self.steps}")
+        if self.order not in ORDERS:
+            close = nearest(self.order, ORDERS)
+            raise UsageProblem(
+                f"order: must be {' or '.join(ORDERS)}, not {self.order!r}", f"did you mean {close!r}?" if close else ""
+            )
+
+    def states(
+        self, denoise: Denoise, tokens_BS: Tensor, hidden_BS: Tensor, mask_token: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and what of them is hidden, both ``[B, S]``, after each step that has revealed something.
+
+        After the last one nothing is hidden. What was not hidden at the start is never changed.
+
+        Args:
+            denoise: the model; the logit of the mask does not count.
+            tokens_BS: int64, on the host; what stands at hidden positions does not matter.
+            hidden_BS: bool: the positions to draw.
+            mask_token: the id that stands for a hidden token.
+            generator: of all draws, on the host.
+        """
+        tokens_BS, hidden_BS = tokens_BS.masked_fill(hidden_BS, mask_token), hidden_BS.clone()
+        wanted_B = hidden_BS.sum(dim=1)
+        for left in range(self.steps, 0, -1):
+            if self.order == "ancestral":
+                # Drawn for all positions, so that each has its own number whatever else is hidden.
+                uniform_BS = torch.rand(hidden_BS.shape, dtype=torch.float64, generator=generator)
+                revealed_BS = hidden_BS & (uniform_BS * left < 1.0)
+                if bool(revealed_BS.any()):
+                    drawn_BS, _ = self._draw(denoise(tokens_BS), revealed_BS, mask_token, generator)
+            else:
+                kept_B = wanted_B * (left - 1) // self.steps
+                count_B = hidden_BS.sum(dim=1) - kept_B
+                if not bool(count_B.any()):
+                    continue
+                drawn_BS, confidence_BS = self._draw(denoise(tokens_BS), hidden_BS, mask_token, generator)
+                ranks_BS = confidence_BS.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+                revealed_BS = ranks_BS < count_B.unsqueeze(1)
+            if bool(revealed_BS.any()):
+                tokens_BS = torch.where(revealed_BS, drawn_BS, tokens_BS)
+                hidden_BS = hidden_BS & ~revealed_BS
+                yield tokens_BS, hidden_BS
+
+    def fill(
+        self, denoise: Denoise, tokens_BS: Tensor, hidden_BS: Tensor, mask_token: int, generator: torch.Generator
+    ) -> Tensor:
+        """``tokens_BS`` with a token at every hidden position; see :meth:`states`."""
+        filled_BS = tokens_BS
+        for filled_BS, _ in self.states(denoise, tokens_BS, hidden_BS, mask_token, generator):  # noqa: B007
+            pass
+        return filled_BS
+
+    def _draw(
+        self, logits_BSV: Tensor, where_BS: Tensor, mask_token: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Token ids at ``where_BS`` (0 elsewhere), and the model's probability of each (-1 elsewhere)."""
+        logits_NV = logits_BSV.detach().to("cpu", torch.float64)[where_BS]
+        logits_NV[:, mask_token] = -math.inf
+        drawn = [
+            draw_token(next_token_probabilities(logits_V, self.temperature, self.top_k, self.top_p), generator)
+            for logits_V in logits_NV
+        ]
+        drawn_N = torch.tensor(drawn, dtype=torch.int64)
+        drawn_BS = torch.zeros(where_BS.shape, dtype=torch.int64).masked_scatter(where_BS, drawn_N)
+        probability_N = logits_NV.softmax(dim=1).gather(1, drawn_N.unsqueeze(1)).squeeze(1)
+        nowhere_BS = torch.full(where_BS.shape, -1.0, dtype=torch.float64)
+        return drawn_BS, nowhere_BS.masked_scatter(where_BS, probability_N)
+
+
+def denoiser(model: nn.Module, mask_token: int, vocabulary_size: int, device: torch.device) -> Denoise:
+    """``model`` as a function of tokens on the host.
+
+    A model that takes time is told the share of hidden positions of each text.
+
+    Args:
+        model: logits ``[B, S, V']`` of tokens ``[B, S]``, in the mode that it is in.
+        mask_token: the id that stands for a hidden token.
+        vocabulary_size: ``V``; a model may have more ids than its data, and those are not drawn.
+        device: where the model is.
+    """
+    takes_time = isinstance(model, TakesTime) and model.takes_time
+
+    @torch.no_grad()
+    def denoise(tokens_BS: Tensor) -> Tensor:
+        hidden_B = (tokens_BS == mask_token).float().mean(dim=1)
+        options = {"time": hidden_B.to(device)} if takes_time else {}
+        logits_BSV: Tensor = model(tokens_BS.to(device), **options)
+        return logits_BSV[..., :vocabulary_size]
+
+    return denoise
+
+
+def generator_of(seed: int | None) -> torch.Generator:
+    """A generator on the host; None = another every time."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator

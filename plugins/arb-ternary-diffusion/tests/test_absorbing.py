@@ -1,0 +1,201 @@
+"""The strategy `absorbing` against the loss of models that write in any order, enumerated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arb_ternary.errors import ConfigError, DataError
+from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
+from arb_ternary_diffusion.absorbing import AbsorbingMasking
+from arb_ternary_diffusion.absorbing_config import AbsorbingConfig
+from arb_ternary_testing import MaskingSuite
+from arb_ternary_train.loading import load_config
+
+HIDINGS = ("count", "independent")
+#: Ids of the small examples: three of data and the mask.
+IDS, MASK = 3, 3
+
+
+class TestCount(MaskingSuite):
+    component = "absorbing"
+
+
+class TestIndependent(MaskingSuite):
+    component = "absorbing"
+    options: Mapping[str, Any] = {"hiding": "independent", "mask_token_id": 2}
+
+
+def masked(tokens: Any, *, seed: int = 0, hiding: Any = "count", **changes: Any) -> MaskedBatch:
+    """What the strategy makes of rows of tokens."""
+    rows = torch.as_tensor(tokens)
+    batch = Batch(torch.cat((rows, rows[:, :1]), dim=1), torch.arange(len(rows)))
+    context = MaskContext(step=0, seed=5, vocabulary_size=IDS + 1)
+    strategy = AbsorbingMasking(AbsorbingConfig(hiding=hiding, **changes))
+    return strategy.apply(batch, torch.Generator().manual_seed(seed), context)
+
+
+# --- what is hidden ---
+
+
+def test_as_many_rows_as_positions_have_every_number_of_hidden_positions_once() -> None:
+    for seed in range(5):
+        made = masked(torch.zeros(12, 12, dtype=torch.int64), seed=seed)
+        counts = (made.inputs == MASK).sum(dim=1)
+        assert sorted(counts.tolist()) == list(range(1, 13))
+        assert torch.equal(made.times, (counts / 12).float()), "a model is told the share of hidden positions"
+
+
+def test_a_time_of_its_own_for_each_row_decides_how_many_independent_positions_are_hidden() -> None:
+    made = masked(torch.zeros(40, 5000, dtype=torch.int64), hiding="independent")
+    share = (made.inputs == MASK).float().mean(dim=1)
+    assert made.times is not None
+    # One standard deviation of a share of 5000 is at most 0.5 / sqrt(5000) = 0.0071.
+    assert float((share - made.times).abs().max()) < 5 * 0.0071
+    assert np.allclose(np.diff(np.sort(made.times.numpy())), 1 / 40, atol=1e-6), "times are spread evenly"
+
+
+@pytest.mark.parametrize("hiding", HIDINGS)
+def test_a_row_has_every_time_and_every_position_is_hidden_equally_often(hiding: str) -> None:
+    counts, hidden = np.zeros(4), np.zeros((4, 4))
+    for seed in range(400):
+        made = masked(torch.zeros(4, 4, dtype=torch.int64), seed=seed, hiding=hiding)
+        assert made.times is not None
+        counts[int(made.times[2] * 4 - 1e-6)] += 1
+        hidden += (made.inputs == MASK).numpy()
+    # Chi-square with 3 degrees of freedom exceeds 21.1 once in 10,000 times.
+    assert ((counts - 100) ** 2 / 100).sum() < 21.1
+    # The share hidden is uniform: half on average where independent, 5/8 where at least one of four is.
+    mean = {"count": 5 / 8, "independent": 1 / 2}[hiding]
+    assert np.abs(hidden / 400 - mean).max() < 5 * 0.5 / np.sqrt(400)
+
+
+def test_every_token_counts_and_only_hidden_ones_change() -> None:
+    tokens = torch.randint(0, IDS, (6, 20), generator=torch.Generator().manual_seed(1))
+    made = masked(tokens)
+    assert torch.equal(made.targets, tokens)
+    assert bool(made.loss_mask.all())
+    hidden = made.inputs == MASK
+    assert torch.equal(made.inputs[~hidden], tokens[~hidden])
+
+
+def test_a_mask_token_in_the_data_is_refused_with_the_way_out() -> None:
+    with pytest.raises(DataError, match="token id 3 at position 1 is the mask token") as caught:
+        masked([[0, 3, 1]])
+    assert "with_mask_token" in caught.value.hint
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mask_token_id: 9 is outside the vocabulary of 4 ids"):
+        masked([[0, 1]], mask_token_id=9)
+
+
+# --- the loss ---
+
+
+def table_of(seed: int, positions: int) -> np.ndarray:
+    """Probabilities ``[state, position, id]`` of a model without meaning; a state is a number in base ``IDS + 1``."""
+    logits = np.random.default_rng(seed).normal(0, 1.5, ((IDS + 1) ** positions, positions, IDS))
+    return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+
+def state_of(tokens: Any) -> Any:
+    """The row of a table for tokens ``[..., S]``."""
+    tokens = np.asarray(tokens)
+    return tokens @ (IDS + 1) ** np.arange(tokens.shape[-1])
+
+
+def any_order(row: tuple[int, ...], table: np.ndarray) -> float:
+    """Mean over all orders of the negative log-likelihood of a model that writes ``row`` in that order."""
+    total = 0.0
+    orders = list(permutations(range(len(row))))
+    for order in orders:
+        seen = [MASK] * len(row)
+        for place in order:
+            total -= np.log(table[state_of(seen), place, row[place]])
+            seen[place] = row[place]
+    return total / len(orders)
+
+
+@pytest.mark.parametrize("hiding", HIDINGS)
+def test_the_expected_loss_is_that_of_a_model_that_writes_in_any_order(hiding: str) -> None:
+    row, rows = (2, 0, 1, 1), 40_000
+    table = table_of(3, len(row))
+    made = masked([row] * rows, hiding=hiding)
+    # The mask itself gets most of the probability, which must not count.
+    logits = torch.from_numpy(np.log(table[state_of(made.inputs)]))
+    logits = torch.cat((logits, torch.full((*logits.shape[:2], 1), 7.0)), dim=-1)
+    losses = AbsorbingMasking().losses(logits, made)
+    assert losses.shape == (rows * len(row),)
+    assert losses.dtype == torch.float32
+    sums = losses.view(rows, len(row)).sum(dim=1).double()
+    # Rows that are spread over the times vary less than independent ones, for which this bound is one of 5 sigma.
+    assert abs(float(sums.mean()) - any_order(row, table)) < 5 * float(sums.std()) / rows**0.5
+
+
+def test_the_loss_of_one_batch_by_hand() -> None:
+    targets = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    inputs = torch.tensor([[0, MASK, 2], [MASK, 2, MASK]])
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2))
+    made = MaskedBatch(inputs, targets, torch.ones(2, 3, dtype=torch.bool), torch.tensor([1 / 3, 2 / 3]))
+    losses = AbsorbingMasking().losses(logits, made).view(2, 3)
+    allowed = np.delete(logits.double().numpy(), MASK, axis=2)  # the model has an id more than the data: 4
+    entropy = np.log(np.exp(allowed).sum(axis=2))[..., None] - allowed
+    expected = np.zeros((2, 3))
+    expected[0, 1] = 3 * entropy[0, 1, 1]
+    expected[1, 0], expected[1, 2] = 1.5 * entropy[1, 0, 2], 1.5 * entropy[1, 2, 0]
+    assert np.allclose(losses.numpy(), expected, rtol=1e-5)
+
+
+def test_what_is_not_hidden_has_no_gradient_and_the_logit_of_the_mask_neither() -> None:
+    made = masked([[0, 1, 2, 0, 1, 2]], seed=4)
+    logits = torch.randn(1, 6, IDS + 1, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    AbsorbingMasking().losses(logits, made).sum().backward()
+    assert logits.grad is not None
+    hidden = (made.inputs == MASK)[0]
+    assert 0 < int(hidden.sum()) < 6
+    assert bool((logits.grad[0, ~hidden] == 0).all())
+    assert bool((logits.grad[0, hidden][:, :IDS] != 0).all())
+    assert bool((logits.grad[..., MASK] == 0).all())
+
+
+def test_a_batch_without_hidden_tokens_has_the_loss_0() -> None:
+    targets = torch.tensor([[0, 1]])
+    made = MaskedBatch(targets, targets, torch.ones(1, 2, dtype=torch.bool), torch.tensor([0.001]))
+    assert AbsorbingMasking().losses(torch.zeros(1, 2, 4), made).tolist() == [0.0, 0.0]
+
+
+def test_the_second_moment_with_counts_is_the_smaller_one() -> None:
+    row = (2, 0, 1, 1)
+    table = table_of(3, len(row))
+    spread = {}
+    for hiding in HIDINGS:
+        made = masked([row] * 20_000, hiding=hiding)
+        logits = torch.from_numpy(np.log(table[state_of(made.inputs)]))
+        logits = torch.cat((logits, torch.zeros(*logits.shape[:2], 1)), dim=-1)
+        spread[hiding] = float(AbsorbingMasking().losses(logits, made).view(-1, 4).sum(dim=1).std())
+    assert spread["count"] < 0.7 * spread["independent"]
+
+
+# --- configs ---
+
+
+def test_a_causal_model_is_a_fault_of_the_config(tmp_path: Any) -> None:
+    text = """
+name: causal
+data: shakespeare
+model: {name: decoder, width: 32, layers: 1, heads: 4, max_length: 32}
+masking: absorbing
+optimizer: scaled_votes
+phases: [{name: standard, steps: 1, batch_size: 2, block_size: 32}]
+"""
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="masking: asks for tokens from what stands on both sides"):
+        load_config(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(text.replace("max_length: 32", "max_length: 32, causal: false"))
+    assert load_config(tmp_path / "config.yaml").config.masking.name == "absorbing"
