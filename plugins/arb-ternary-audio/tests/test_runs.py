@@ -1,5 +1,6 @@
 """Runs on sounds: pure, exact, resumed to the bit, and what is drawn from them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,24 @@ checks: [pure]
 checkpoint: {{every: 2, keep: 9}}
 """
 
+WORDS = """
+name: words
+exact: {exact}
+data: {{name: formants, words: 20, held_out: 10}}
+masking: {{name: labels, augment: [{{name: erase_columns}}]}}
+model: {{name: {model}, image_size: [32, 40], width: 32, layers: 1, group_size: row{options}}}
+optimizer: {{name: scaled_votes, lr: 0.1}}
+phases: [{{name: standard, steps: 6, batch_size: 4, eval_every: 3, eval_batches: 1}}]
+checks: [pure]
+checkpoint: {{every: 2, keep: 9}}
+"""
+
+KINDS = {
+    "codes": CODES,
+    "vit": WORDS.replace("{model}", "vit").replace("{options}", ", patch_size: [32, 2], heads: 2, positions: learned"),
+    "convnet": WORDS.replace("{model}", "convnet").replace("{options}", ", stages: 1, kernel_size: 1"),
+}
+
 
 def _train(folder: Path, text: str, name: str, *trackers, resume=None) -> RunDirectory:
     file = folder / "config.yaml"
@@ -53,11 +72,22 @@ def _equal(one, other):
         assert torch.equal(tensor, other[1][key]), key
 
 
-@pytest.mark.parametrize("exact", ["false", "true"])
-@pytest.mark.parametrize("kind", ["codes"])
+@pytest.mark.parametrize(
+    ("kind", "exact"),
+    [
+        ("codes", "true"),
+        ("vit", "true"),
+        pytest.param("codes", "false", marks=pytest.mark.slow),
+        pytest.param("vit", "false", marks=pytest.mark.slow),
+        pytest.param("convnet", "false", marks=pytest.mark.slow),
+        pytest.param("convnet", "true", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_was_killed_ends_with_the_bits_of_one_that_was_not(tmp_path, kind, exact):
-    text = {"codes": CODES}[kind].format(exact=exact)
+    text = KINDS[kind].format(exact=exact)
     whole = _train(tmp_path, text, "whole")
+    audit = json.loads((whole.path / "result.json").read_text())["audit"]
+    assert (audit["pure"], audit["float_parameters"], audit["float_buffers"]) == (True, 0, 0)
     with pytest.raises(Crash):
         _train(tmp_path, text, "killed", interruption(3, "crash"))
     _equal(_bits(_train(tmp_path, text, "killed", resume="auto")), _bits(whole))
@@ -117,3 +147,14 @@ def test_a_run_on_something_else_has_no_sounds(tmp_path, capsys):
     run = _train(tmp_path, config[: config.index("data:")] + data + config[config.index("model:") :], "run").path
     assert main(["generate", str(run), "--with", "sound", "--output", str(tmp_path / "a.wav")]) == 2
     assert "its data 'text' has no codec of sounds" in capsys.readouterr().err
+
+
+def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sounds(tmp_path, capsys):
+    run = _train(tmp_path, KINDS["vit"].format(exact="false"), "run").path
+    assert json.loads((run / "classes.json").read_text())[:2] == ["masi", "sima"]
+    assert json.loads((run / "sounds.json").read_text())["features"]["mels"] == 32
+    result = json.loads((run / "result.json").read_text())
+    assert result["tokens"] == 24
+    assert 0.0 <= result["validation_metrics"]["accuracy"] <= 1.0
+    assert main(["eval", str(run)]) == 0
+    assert "accuracy" in capsys.readouterr().out
