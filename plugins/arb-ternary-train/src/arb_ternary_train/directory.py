@@ -148,7 +148,7 @@ class RunDirectory:
         Raises:
             ArbError: a file is damaged.
         """
-        return {name: _read_json(self.attachment_file(name)) for name in self.record()["attachments"]}
+        return {name: _read_any_json(self.attachment_file(name)) for name in self.record()["attachments"]}
 
     def create(
         self,
@@ -214,10 +214,14 @@ class RunDirectory:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArbError(f"{path}: cannot be read: {error}") from error
+    content = _read_any_json(path)
     if not isinstance(content, dict):
         raise ArbError(f"{path}: not a JSON object")
     return content
+
+
+def _read_any_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArbError(f"{path}: cannot be read: {error}") from error

@@ -93,7 +93,10 @@ def noun_of(data: DataSource) -> str:
 
 def loss_unit_of(data: DataSource, masking: MaskingStrategy) -> str:
     """What the loss of a run is measured in."""
-    return masking.loss_unit if isinstance(masking, OwnLosses) else f"nats a {noun_of(data)}"
+    if isinstance(masking, OwnLosses):
+        return masking.loss_unit
+    noun = noun_of(data)
+    return f"nats {'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 @contextmanager

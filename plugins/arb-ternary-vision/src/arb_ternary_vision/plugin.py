@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
+from arb_ternary_train.specs import GeneratorSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -68,5 +69,29 @@ def arb_register_models() -> Sequence[ModelSpec]:
             target="arb_ternary_vision.models.convnet:build",
             config="arb_ternary_vision.models.convnet_config:ConvnetConfig",
             summary="residual network of ternary convolutions",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_trackers() -> Sequence[TrackerSpec]:
+    return (
+        TrackerSpec(
+            name="confusion_matrix",
+            target="arb_ternary_vision.trackers:build_confusion_matrix",
+            config="arb_ternary_vision.trackers:ConfusionConfig",
+            summary="a picture of which classes are taken for which, at every evaluation",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_generators() -> Sequence[GeneratorSpec]:
+    return (
+        GeneratorSpec(
+            name="classify",
+            target="arb_ternary_vision.cli.classify:classify",
+            masking=("labels",),
+            summary="says what is in images, with any model that was trained with the masking labels",
         ),
     )

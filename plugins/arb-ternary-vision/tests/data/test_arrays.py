@@ -49,7 +49,7 @@ def test_held_out_arrays_of_their_own(files):
     )
     assert np.array_equal(found.train.data[:, 0], IMAGES)
     assert np.array_equal(found.validation.data[:, 0], IMAGES[:3])
-    assert found.attachments() == {"classes": ["odd", "even"]}
+    assert found.attachments()["classes"] == ["odd", "even"]
     with pytest.raises(ConfigError, match="belong together"):
         source(images="images.npy", labels="labels.npy", validation_images="images.npy")
 

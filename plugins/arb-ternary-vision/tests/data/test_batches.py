@@ -127,7 +127,7 @@ def test_a_source_says_what_it_is():
     assert found.vocabulary_size == 3
     assert found.samples_per_epoch(128) == 12
     assert (found.predictions_per_sample, found.prediction_noun) == (1, "image")
-    assert found.attachments() == {"classes": ["a", "b", "c"]}
+    assert found.attachments() == {"classes": ["a", "b", "c"], "image_shape": [1, 2, 2]}
     assert [len(batch.data) for batch in found.held_out(4, 128, None)] == [4, 3]
     # Labels 0 1 2 0 1 2 0: three sevenths, two, two.
     expected = -(3 / 7 * np.log(3 / 7) + 4 / 7 * np.log(2 / 7))

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
     from arb_ternary_vision.data.batches import MemorySamples
 
-__all__ = ["FolderConfig", "build", "decoded", "find_images"]
+__all__ = ["MAX_PIXELS", "FolderConfig", "build", "decoded", "find_images"]
 
 #: Endings of files that are read, and the formats that are tried on them, whatever they are called.
 _ENDINGS: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 #: Modes of pillow whose pixels hold more than 8 bits, which its conversion would cut off.
 _DEEP: Final = ("I", "F")
+#: Largest image that is decoded where nobody says otherwise, in pixels.
+MAX_PIXELS: Final = 50_000_000
 #: The tag of an image's orientation, and its values where rows and columns are exchanged (Exif 2.32, 4.6.4).
 _ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)
 
@@ -67,7 +69,7 @@ class FolderConfig:
     )
     channels: Literal[1, 3] = option(3, "3 = colour, 1 = grey")
     max_pixels: int = option(
-        50_000_000, "largest image in a file, in pixels; larger ones are refused before they are decoded",
+        MAX_PIXELS, "largest image in a file, in pixels; larger ones are refused before they are decoded",
         validator=positive,
     )  # fmt: skip
     max_megabytes: int = option(

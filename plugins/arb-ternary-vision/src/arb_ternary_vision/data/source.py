@@ -107,8 +107,8 @@ class LabelledSource:
         return {"class_entropy": float(-(shares * np.log(shares)).sum())}
 
     def attachments(self) -> Mapping[str, Any]:
-        """The names of the classes."""
-        return {"classes": list(self.classes)}
+        """The names of the classes, and ``[C, H, W]`` of a sample."""
+        return {"classes": list(self.classes), "image_shape": list(self.image_shape)}
 
 
 def split_by_class(

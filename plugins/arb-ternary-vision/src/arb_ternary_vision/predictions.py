@@ -1,0 +1,95 @@
+"""What a classifier says of samples, without a trace in the training run.
+
+Shapes: ``N`` samples, ``V`` classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from arb_ternary.errors import ArbError
+from arb_ternary.protocols.data import Batch, MaskContext, MaskingStrategy
+from arb_ternary_train.evaluate import evaluation_mode, forward_arguments
+from arb_ternary_train.seeding import derived_generator, preserved_global_rng
+
+__all__ = ["Predictions", "class_names", "classify_batches"]
+
+
+@frozen(eq=False)
+class Predictions:
+    """Answers of a classifier.
+
+    Attributes:
+        inputs: what it saw, float32 ``[N, C, H, W]``, on the host.
+        labels: the right classes, int64 ``[N]``.
+        probabilities: float32 ``[N, V]``.
+    """
+
+    inputs: Tensor
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """The likeliest class of each sample, int64 ``[N]``."""
+        found: NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples whose likeliest class is the right one."""
+        return float((self.classes == self.labels).mean())
+
+    def where(self, chosen: NDArray[np.bool_]) -> Predictions:
+        """Those of the samples that are ``chosen``, bool ``[N]``."""
+        return Predictions(self.inputs[torch.from_numpy(chosen)], self.labels[chosen], self.probabilities[chosen])
+
+    def confusion(self) -> NDArray[np.int64]:
+        """How many samples of each class (row) were taken for each class (column), int64 ``[V, V]``."""
+        count = self.probabilities.shape[1]
+        pairs = np.bincount(self.labels * count + self.classes, minlength=count * count)
+        return pairs.reshape(count, count).astype(np.int64)
+
+
+def classify_batches(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    masking: MaskingStrategy,
+    *,
+    vocabulary_size: int,
+    seed: int,
+    step: int,
+    device: torch.device,
+) -> Predictions:
+    """What ``model`` says of held-out ``batches``, as an evaluation would ask it; nothing of a run is disturbed.
+
+    Raises:
+        ArbError: the run does not ask for one class of each sample, or there is no sample.
+    """
+    inputs, labels, probabilities = [], [], []
+    context = MaskContext(step=step, seed=seed, vocabulary_size=vocabulary_size, training=False)
+    with evaluation_mode(model), preserved_global_rng(device), torch.no_grad():
+        for index, batch in enumerate(batches):
+            masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
+            logits = model(masked.inputs, **forward_arguments(model, masked))
+            if masked.targets.dim() != 1 or masked.targets.is_floating_point() or logits.dim() != 2:
+                raise ArbError("predictions: one class of each sample is needed", "Train with masking: labels.")
+            inputs.append(masked.inputs.cpu())
+            labels.append(masked.targets.cpu())
+            probabilities.append(logits.float().softmax(dim=1).cpu())
+    if not labels:
+        raise ArbError("predictions: there is not one sample")
+    return Predictions(torch.cat(inputs), torch.cat(labels).numpy(), torch.cat(probabilities).numpy())
+
+
+def class_names(attachments: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """The names of ``count`` classes: those attached to a data source or a run, otherwise their numbers."""
+    names = tuple(map(str, attachments.get("classes", ())))
+    return names if len(names) == count else tuple(map(str, range(count)))

@@ -1,0 +1,73 @@
+"""The tracker ``confusion_matrix``: which classes a model takes for which, as a picture in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from arb_ternary import hookimpl
+from arb_ternary.config.options import option, optional, positive
+
+if TYPE_CHECKING:
+    from arb_ternary_train.context import TrainingContext
+
+__all__ = ["ConfusionConfig", "ConfusionMatrix", "build_confusion_matrix"]
+
+
+@frozen(kw_only=True)
+class ConfusionConfig:
+    """Options of the tracker ``confusion_matrix``."""
+
+    path: str = option("confusion_matrix.png", "the picture (.png, .svg, .pdf); relative to the run directory")
+    batches: int | None = option(
+        None, "batches of held-out samples that are counted; null = all", validator=optional(positive)
+    )
+
+
+class ConfusionMatrix:
+    """Draws the matrix at every evaluation, and once more at the end where the last evaluation was earlier.
+
+    It asks the model itself, with draws of its own; the run goes on as if it had not.
+    """
+
+    def __init__(self, config: ConfusionConfig) -> None:
+        self.config = config
+        self._drawn_at: int | None = None
+
+    @hookimpl
+    def arb_eval_end(self, context: TrainingContext, step: int, metrics: Mapping[str, Any]) -> None:
+        self._draw(context)
+
+    @hookimpl
+    def arb_run_end(self, context: TrainingContext, status: str) -> None:
+        if status == "finished" and self._drawn_at != context.step:
+            self._draw(context)
+
+    def _draw(self, context: TrainingContext) -> None:
+        # Imported here, because a config is read without torch and without matplotlib.
+        from arb_ternary_train.protocols import Attachments
+        from arb_ternary_vision.pictures import draw_confusion, save_figure
+        from arb_ternary_vision.predictions import class_names, classify_batches
+
+        data, (batch_size, block_size) = context.data, context.shape_to_evaluate
+        found = classify_batches(
+            context.model,
+            data.held_out(batch_size, block_size, self.config.batches),
+            context.masking,
+            vocabulary_size=data.vocabulary_size,
+            seed=context.seed,
+            step=context.step,
+            device=context.device,
+        )
+        counts = found.confusion()
+        names = class_names(data.attachments() if isinstance(data, Attachments) else {}, len(counts))
+        title = f"step {context.step:,}: {100 * found.accuracy:.1f} % of {counts.sum():,} right"
+        save_figure(draw_confusion(counts, names, title), context.directory / self.config.path)
+        self._drawn_at = context.step
+
+
+def build_confusion_matrix(config: ConfusionConfig) -> ConfusionMatrix:
+    """Factory of the tracker ``confusion_matrix``."""
+    return ConfusionMatrix(config)

@@ -1,0 +1,183 @@
+"""The confusion matrix as a tracker, and the generator that classifies, on runs of seconds."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from arb_ternary.backends.select import reset_backends
+from arb_ternary.cli.main import main
+from arb_ternary.errors import ArbError
+from arb_ternary.protocols.data import Batch
+from arb_ternary_testing.component import make_choice
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_vision.pictures import as_shown, draw_confusion, draw_sheet, save_figure
+from arb_ternary_vision.predictions import Predictions, class_names, classify_batches
+
+CONFIG = """
+name: seen
+seed: 1
+data: digits
+masking: {name: labels, augment: [{name: shift}]}
+model: {name: convnet, width: 8, stages: 1, layers: 1, group_size: row}
+optimizer: {name: scaled_votes, lr: 1.0}
+checkpoint: {every: 3, keep: 3}
+phases:
+  - {name: standard, steps: 6, batch_size: 8, eval_every: 4, eval_batches: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run twice, with the tracker and without it."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "seen.yaml").write_text(CONFIG)
+    for name, more in (("without", ()), ("with", ("trackers=[confusion_matrix]",))):
+        config = load_config(folder / "seen.yaml", more).config
+        train(config, RunRequest(directory=folder / name, backend="torch", reporter=Silent))
+    yield folder
+    reset_backends()
+
+
+def arb(*arguments):
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(list(map(str, arguments)))
+    reset_backends()
+    return status, out.getvalue(), err.getvalue()
+
+
+def width(path):
+    with Image.open(path) as image:
+        return image.size[0]
+
+
+def test_the_picture_is_drawn_and_the_run_does_not_notice(runs):
+    assert width(runs / "with" / "confusion_matrix.png") > 300
+    assert not list((runs / "with").glob(".*writing"))
+    for step in (3, 6):
+        for file in ("model.safetensors", "state.safetensors"):
+            paths = [runs / name / "checkpoints" / f"step-{step:08}" / file for name in ("with", "without")]
+            assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert (runs / "with" / "metrics.jsonl").read_bytes() == (runs / "without" / "metrics.jsonl").read_bytes()
+
+
+def test_the_picture_is_that_of_the_model_at_the_end(runs, tmp_path, monkeypatch):
+    from arb_ternary_vision import pictures
+
+    drawn = []
+    monkeypatch.setattr(pictures, "draw_confusion", lambda *seen: drawn.append(seen) or draw_confusion(*seen))
+    never = ("phases.0.eval_every=0", "phases.0.eval_batches=8")
+    config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]", *never)).config
+    report = train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
+    (counts, names, title), *more = drawn
+    assert not more
+    assert names == tuple("0123456789")
+    assert counts.sum() == 359
+    assert counts.sum(axis=1).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    assert title == f"step 6: {100 * np.trace(counts) / 359:.1f} % of 359 right"
+    assert report.validation_metrics == {}
+    monkeypatch.undo()
+    evaluated = json.loads(arb("eval", tmp_path / "run", "--json")[1])
+    assert evaluated["accuracy"] == pytest.approx(np.trace(counts) / 359)
+
+
+def test_confusion_counts_rows_of_true_and_columns_of_predicted_classes():
+    probabilities = np.eye(3, dtype=np.float32)[[0, 2, 2, 1]]
+    found = Predictions(torch.zeros(4, 1, 1, 1), np.array([0, 1, 2, 1]), probabilities)
+    assert found.confusion().tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+    assert found.accuracy == 0.75
+    assert found.where(found.classes != found.labels).labels.tolist() == [1]
+
+
+def test_a_model_that_answers_something_else_is_refused():
+    masking = make_choice("masking", "labels").build()
+    batch = Batch(torch.zeros(2, 1, 2, 2), torch.arange(2), {"labels": torch.tensor([0, 1])})
+    wanted = {"vocabulary_size": 4, "seed": 0, "step": 0, "device": torch.device("cpu")}
+    with pytest.raises(ArbError, match="one class of each sample is needed"):
+        classify_batches(nn.Identity(), [batch], masking, **wanted)
+    with pytest.raises(ArbError, match="not one sample"):
+        classify_batches(nn.Flatten(), [], masking, **wanted)
+    model = nn.Flatten().train()
+    assert classify_batches(model, [batch], masking, **wanted).probabilities.tolist() == [[0.25] * 4] * 2
+    assert model.training
+
+
+def test_names_of_classes_are_those_attached_where_they_fit():
+    assert class_names({"classes": ["a", "b"]}, 2) == ("a", "b")
+    assert class_names({"classes": ["a", "b"]}, 3) == class_names({}, 3) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_matrices_of_any_size_are_drawn(size, tmp_path):
+    counts = np.random.default_rng(0).integers(0, 9, (size, size))
+    counts[0] = 0  # a class of which there is no sample
+    save_figure(draw_confusion(counts, [f"class {index}" for index in range(size)], "all"), tmp_path / "deep" / "m.png")
+    assert width(tmp_path / "deep" / "m.png") > 100
+
+
+def test_pictures_that_cannot_be_written_leave_the_old_one(tmp_path):
+    figure = draw_sheet(np.zeros((3, 1, 2, 2), np.float32), ["a", "b", "c"], [True, False, None], "three")
+    save_figure(figure, tmp_path / "a.png")
+    before = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.xyz").write_bytes(before)
+    with pytest.raises(ArbError, match=r"a\.xyz: the picture cannot be written"):
+        save_figure(figure, tmp_path / "a.xyz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.xyz"]
+    assert (tmp_path / "a.xyz").read_bytes() == before
+
+
+def test_pixels_are_shown_as_bytes():
+    grey = np.array([[[-1.0, 0.0, 1.0, 2.0]]], dtype=np.float32)
+    assert as_shown(grey).tolist() == [[0, 128, 255, 255]]
+    colour = np.stack([grey[0], -grey[0], grey[0] * 0])
+    assert as_shown(colour)[0, 0].tolist() == [0, 255, 128]
+    with pytest.raises(ArbError, match="2 channels cannot be drawn"):
+        as_shown(colour[:2])
+
+
+def test_held_out_images_are_classified_and_drawn(runs, tmp_path):
+    status, out, err = arb("generate", runs / "with", "--count", 10, "--output", tmp_path / "sheet.png")
+    assert status == 0, err
+    assert "of 10 held-out images are right" in out
+    assert width(tmp_path / "sheet.png") > 300
+    status, out, err = arb("generate", runs / "with", "--wrong", "--count", 3, "--output", tmp_path / "wrong.png")
+    assert status == 0, err
+    assert "of 359 held-out images are right" in out
+
+
+def test_files_are_classified_as_the_data_would_give_them(runs, tmp_path):
+    source = make_choice("data", "digits").build()
+    image = source.validation.data[5, 0]
+    names = []
+    for name, pixels in (("light.png", image), ("dark.png", 16 - image)):
+        # 255 levels instead of 16: within a half of one of them.
+        Image.fromarray(np.rint(pixels * 255.0 / 16).astype(np.uint8)).save(tmp_path / name)
+        names.append(tmp_path / name)
+    said = [arb("generate", runs / "with", names[0]), arb("generate", runs / "with", names[1], "--invert")]
+    assert [status for status, *_ in said] == [0, 0]
+    first, second = (out.splitlines()[-1].split() for _, out, _ in said)
+    assert first[1:] == second[1:]
+    assert first[1] in "0123456789"
+
+
+def test_options_that_do_not_go_together_are_refused(runs, tmp_path):
+    status, _, err = arb("generate", runs / "with", "--invert")
+    assert status == 2
+    assert "--invert: held-out images are as the model knows them" in err
+    status, _, err = arb("generate", runs / "with", "--wrong", Path("x.png"))
+    assert status == 2
+    assert "nobody has told what is in the files" in err
+    status, _, err = arb("generate", runs / "with", tmp_path / "nowhere.png")
+    assert status == 1
+    assert "nowhere.png: the image cannot be read" in err
