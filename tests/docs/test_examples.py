@@ -22,7 +22,9 @@ import yaml
 from attrs import frozen
 
 from arb_ternary.cli.main import arb
+from arb_ternary.plugins.manager import manager
 from arb_ternary_testing import install_fake_plugin
+from arb_ternary_train.cli.generate import Handover
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference")]
@@ -131,13 +133,13 @@ def command_lines() -> list[tuple[str, str]]:
         shell = "\n".join(block.text for block in blocks(path) if block.language in ("", "console"))
         lines = re.findall(r"^(?:[A-Z_]+=\S+ )*(arb .*)$", shell, flags=re.M)
         lines += re.findall(r"`(arb [^`\n]+)`", FENCE.sub("", text))
-        found += [(page_id(path), line.partition("#")[0].strip()) for line in lines]
+        found += [(page_id(path), line) for line in lines]
     return found
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_a_command_line_in_the_documentation_exists(page: str, line: str) -> None:
-    words = shlex.split(line)[1:]
+    words = shlex.split(line, comments=True)[1:]
     command: click.Command = arb
     while words:
         if isinstance(command, click.Group):
@@ -153,6 +155,10 @@ def test_a_command_line_in_the_documentation_exists(page: str, line: str) -> Non
             command = nested
         else:
             break
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    taking = [command]
+    if isinstance(command, Handover):  # its other options are those of the generator for the run
+        taking += [found.load() for found in manager().registry.all("generator")]
+    parameters = [parameter for each in taking for parameter in each.params]
+    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     used = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help", "-h"}
     assert used <= options, f"{page}: {line}"
