@@ -62,7 +62,7 @@ def test_what_a_phase_says_that_it_adds_is_what_then_learns(options: dict[str, A
     made = DecoderConfig(**MODELS[model])
     decoder = Decoder(made, 32)
     native = set(collect_trainable(decoder).parts)
-    builder = ProgressiveRackBuilder.from_decoder(decoder, config)
+    builder = ProgressiveRackBuilder.from_model(decoder, config)
     rack = builder.build_rack()
     learned: set[str] = set()
     for index in range(target):

@@ -450,17 +450,17 @@ def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
     decoder = Decoder(DecoderConfig(width=32, heads=2, layers=2, max_length=16, group_size=32), 20)
     before = decoder(tokens())
     options = ProgressiveConfig(new_stack_precision="ternary", blocks_per_stack=1, qlora_enabled=True, qlora_rank=2)
-    builder = ProgressiveRackBuilder.from_decoder(decoder, options, seed=3)
+    builder = ProgressiveRackBuilder.from_model(decoder, options, seed=3)
     rack = builder.build_rack()
     assert rack.ordered_stacks[0].precision == "ternary"
     assert set(rack.ordered_stacks[0].adapters) == {"stack"}
     builder.append_stack()
     assert torch.equal(rack(tokens()), before)
-    again = ProgressiveRackBuilder.from_decoder(rack, options)
+    again = ProgressiveRackBuilder.from_model(rack, options)
     assert again.build_rack() is rack
     assert again.append_stack().stack_id == 2
     floats = DecoderConfig(width=32, heads=2, layers=1, float_parts=("embedding", "head", "linears"))
-    made = ProgressiveRackBuilder.from_decoder(Decoder(floats, 20), ProgressiveConfig()).build_rack()
+    made = ProgressiveRackBuilder.from_model(Decoder(floats, 20), ProgressiveConfig()).build_rack()
     assert made.ordered_stacks[0].precision == "full"
 
 

@@ -357,7 +357,7 @@ def _fields(record: dict[str, Any]) -> dict[str, Any]:
 def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "steps_per_stack": 1})
     before = load_run(run.checkpoints / "step-00000001")
-    builder = ProgressiveRackBuilder.from_decoder(before.model, ProgressiveConfig(new_stack_precision="ternary"))
+    builder = ProgressiveRackBuilder.from_model(before.model, ProgressiveConfig(new_stack_precision="ternary"))
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         wanted = before.model(tokens)

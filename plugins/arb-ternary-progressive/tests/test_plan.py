@@ -79,7 +79,7 @@ def measured(path: Path) -> list[dict[str, int]]:
     options = config.phases[0].options
     assert isinstance(options, ProgressivePhaseConfig)
     parts = build_parts(config)
-    builder = ProgressiveRackBuilder.from_decoder(parts.model, options)  # type: ignore[arg-type]
+    builder = ProgressiveRackBuilder.from_model(parts.model, options)  # type: ignore[arg-type]
     rack = builder.build_rack()
     tokens = torch.randint(0, 100, (4, 16), generator=torch.Generator().manual_seed(0))
     batch = MaskedBatch(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))

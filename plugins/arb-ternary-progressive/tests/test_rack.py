@@ -15,7 +15,7 @@ from arb_ternary.counters.hashing import SEED, STREAM
 from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
-from arb_ternary_progressive.rack import Rack
+from arb_ternary_progressive.racks import DecoderRack, as_rack
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.generate import generate
@@ -25,8 +25,8 @@ FLOAT = DecoderConfig(width=32, heads=2, max_length=16, activations="float", flo
 TERNARY = DecoderConfig(width=32, heads=2, max_length=16, group_size=32)
 
 
-def rack_of(*precisions: str, config: DecoderConfig = FLOAT, seed: int = 7, **options: object) -> Rack:
-    rack = Rack(config, 20, seed=seed)
+def rack_of(*precisions: str, config: DecoderConfig = FLOAT, seed: int = 7, **options: object) -> DecoderRack:
+    rack = DecoderRack(config, 20, seed=seed)
     for precision in precisions:
         rack.insert_stack(len(rack.ordered_stacks), 1, precision=precision, zero_residual=False, **options)  # type: ignore[arg-type]
     return rack
@@ -58,7 +58,7 @@ def test_its_logits_are_those_of_its_parts_in_order() -> None:
 
 
 def test_a_rack_without_stacks_and_with_stacks_at_birth_gives_the_same_logits() -> None:
-    rack = Rack(FLOAT, 20)
+    rack = DecoderRack(FLOAT, 20)
     before = rack(tokens())
     for position in (0, 0, 1):
         rack.insert_stack(position, 2)
@@ -106,7 +106,7 @@ def test_names_stay_when_a_stack_is_put_in_front() -> None:
 def test_wherever_stacks_are_put_ids_follow_the_building_and_positions_the_running(
     plan: list[tuple[float, int]],
 ) -> None:
-    rack = Rack(attrs.evolve(FLOAT, width=8), 5)
+    rack = DecoderRack(attrs.evolve(FLOAT, width=8), 5)
     order: list[int] = []
     for stack_id, (place, blocks) in enumerate(plan):
         position = round(place * len(order))
@@ -117,7 +117,7 @@ def test_wherever_stacks_are_put_ids_follow_the_building_and_positions_the_runni
         assert rack.newest.stack_id == stack_id
         assert list(rack.blocks) == [block for stack in rack.ordered_stacks for block in stack.blocks]
         assert len(rack.new_cache(1).layers) == sum(count for _, count in plan[: stack_id + 1])
-    other = Rack(attrs.evolve(FLOAT, width=8), 5)
+    other = DecoderRack(attrs.evolve(FLOAT, width=8), 5)
     other.restore_structure(rack.structure())
     assert list(other.state_dict()) == list(rack.state_dict())
     assert [stack.stack_id for stack in other.ordered_stacks] == order
@@ -127,7 +127,7 @@ def test_a_stack_at_birth_depends_on_seed_and_id_alone() -> None:
     torch.manual_seed(1)
     first = rack_of("full", "ternary")
     torch.manual_seed(2)
-    second = Rack(FLOAT, 20, seed=7)
+    second = DecoderRack(FLOAT, 20, seed=7)
     state = torch.get_rng_state()
     second.insert_stack(0, 1, precision="full", zero_residual=False)
     second.insert_stack(0, 1, precision="ternary", zero_residual=False)
@@ -165,7 +165,7 @@ def test_a_structure_and_a_state_dict_make_the_same_rack(precision: str) -> None
     rack.add_adapters(rack.stack(1), "progressive", AdapterSpec(3, 1.0, "ternary"))
     rack.stack(0).set_learning("nothing")
     rack.stack(1).set_learning("adapters")
-    other = Rack(FLOAT, 20, seed=99)
+    other = DecoderRack(FLOAT, 20, seed=99)
     other.restore_structure(rack.structure())
     assert list(other.state_dict()) == list(rack.state_dict())
     other.load_state_dict(rack.state_dict())
@@ -195,7 +195,7 @@ def test_a_decoder_becomes_a_rack_of_one_stack_with_the_same_objects(config: Dec
     decoder = Decoder(config, 20)
     logits = decoder(tokens())
     embedding, head, first = decoder.embedding, decoder.head, decoder.blocks[0]
-    rack = Rack.from_decoder(decoder, precision="ternary", seed=3)
+    rack = as_rack(decoder, precision="ternary", seed=3)
     assert rack.embedding is embedding
     assert rack.head is head
     assert rack.ordered_stacks[0].blocks[0] is first
@@ -207,10 +207,26 @@ def test_a_decoder_becomes_a_rack_of_one_stack_with_the_same_objects(config: Dec
 
 def test_a_decoder_of_another_kind_is_refused() -> None:
     class Other(Decoder):
-        pass
+        def __init__(self) -> None:
+            super().__init__(FLOAT, 20)
+            self.blocks[1].feed_forward.up = nn.Linear(32, 128)
 
     with pytest.raises(ConfigError, match="a Other has others"):
-        Rack.from_decoder(Other(FLOAT, 20), precision="full")
+        as_rack(Other(), precision="full")
+
+
+def test_a_model_with_ends_of_its_own_keeps_them_and_a_seed_of_another_draw_is_left_alone() -> None:
+    class Halved(Decoder):
+        def logits(self, x_BSD: torch.Tensor) -> torch.Tensor:
+            return super().logits(x_BSD) / 2
+
+    torch.manual_seed(0)
+    model = Halved(FLOAT, 20)
+    logits, state = model(tokens()), torch.random.get_rng_state()
+    rack = as_rack(model, precision="full")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert isinstance(rack, Halved)
+    assert torch.equal(rack(tokens()), logits)
 
 
 def test_time_is_added_to_what_enters_the_first_stack() -> None:
@@ -246,13 +262,13 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
     for call, message in (
         (lambda: rack.insert_stack(3, 1), "position: must be from 0 to 2"),
         (lambda: rack.stack(5), r"stack 5: the rack has the stacks \[0, 1\]"),
-        (lambda: Rack(FLOAT, 20).newest, "no stack yet"),
-        (lambda: Rack(FLOAT, 20, mask_token=20), "mask_token_id: must be from 0 to 19"),
+        (lambda: DecoderRack(FLOAT, 20).newest, "no stack yet"),
+        (lambda: DecoderRack(FLOAT, 20, mask_token=20), "mask_token_id: must be from 0 to 19"),
     ):
         with pytest.raises(UsageProblem, match=message):
             call()
     assert rack.mask_token == 19
-    assert Rack(FLOAT, 20, mask_token=4).mask_token == 4
+    assert DecoderRack(FLOAT, 20, mask_token=4).mask_token == 4
 
 
 def test_core_s_calls_on_a_model_work() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.masking_progressive import ProgressiveMasking as ProgressiveMasking
     from arb_ternary_progressive.masking_time_step import TimeStepMasking as TimeStepMasking
     from arb_ternary_progressive.rack import Rack as Rack
+    from arb_ternary_progressive.racks import DecoderRack as DecoderRack
     from arb_ternary_progressive.stack import Stack as Stack
     from arb_ternary_progressive.stack import create_stack_from_config as create_stack_from_config
     from arb_ternary_progressive.time_embedding import TimeEmbedding as TimeEmbedding
@@ -39,6 +40,7 @@ _LAZY = {
     "masking_progressive": ("ProgressiveMasking",),
     "masking_time_step": ("TimeStepMasking",),
     "rack": ("Rack",),
+    "racks": ("DecoderRack",),
     "stack": ("Stack", "create_stack_from_config"),
     "time_embedding": ("TimeEmbedding",),
     "trainer": ("ProgressiveTrainer",),

@@ -93,30 +93,35 @@ class ActivationCache:
         """What it has done since it was made."""
         return CacheStats(self.hits, self.misses, self._store.evictions, len(self), self.nbytes)
 
-    def get(self, sample_id: int, version: str, inputs_S: Tensor, width: int) -> Tensor | None:
+    def get(
+        self, sample_id: int, version: str, inputs: Tensor, width: int, *, positions: int | None = None
+    ) -> Tensor | None:
         """The hidden states float32 ``[S, D]`` of a sample, or None. Counted as a hit or a miss.
 
         Args:
             sample_id: which sample.
             version: of the trunk.
-            inputs_S: what the trunk reads, token ids.
+            inputs: what the trunk reads: token ids ``[S]``, or an image.
             width: ``D``.
+            positions: ``S``; None = as many as there are token ids.
         """
-        found = self.peek(sample_id, version, inputs_S, width)
+        found = self.peek(sample_id, version, inputs, width, positions=positions)
         if found is None:
             self.misses += 1
         else:
             self.hits += 1
         return found
 
-    def peek(self, sample_id: int, version: str, inputs_S: Tensor, width: int) -> Tensor | None:
+    def peek(
+        self, sample_id: int, version: str, inputs: Tensor, width: int, *, positions: int | None = None
+    ) -> Tensor | None:
         """:meth:`get` without counting."""
-        positions = inputs_S.size(0)
+        positions = inputs.size(0) if positions is None else positions
         self._open(positions, width)
-        found = self._store.get(CacheKey(int(sample_id), _short(version)), _digest(inputs_S))
+        found = self._store.get(CacheKey(int(sample_id), _short(version)), _digest(inputs))
         return None if found is None else self.codec.decode(found[None], positions, width)[0]
 
-    def put(self, sample_id: int, version: str, inputs_S: Tensor, hidden_SD: Tensor) -> Tensor:
+    def put(self, sample_id: int, version: str, inputs: Tensor, hidden_SD: Tensor) -> Tensor:
         """Keep the hidden states of a sample; returns them as they will be given back.
 
         Raises:
@@ -125,7 +130,7 @@ class ActivationCache:
         positions, width = hidden_SD.shape
         self._open(positions, width)
         payload_1N = self.codec.encode(hidden_SD[None])
-        self._store.put(CacheKey(int(sample_id), _short(version)), _digest(inputs_S), payload_1N[0])
+        self._store.put(CacheKey(int(sample_id), _short(version)), _digest(inputs), payload_1N[0])
         return self.codec.decode(payload_1N, positions, width)[0].to(hidden_SD.device)
 
     def drop(self, sample_id: int, version: str) -> None:
@@ -141,29 +146,32 @@ class ActivationCache:
         self,
         sample_ids_B: Tensor,
         version: str,
-        inputs_BS: Tensor,
+        inputs: Tensor,
         width: int,
         compute: Callable[[Tensor], Tensor],
+        *,
+        positions: int | None = None,
     ) -> Tensor:
-        """The hidden states float32 ``[B, S, D]`` of a batch, on the device of ``inputs_BS``.
+        """The hidden states float32 ``[B, S, D]`` of a batch, on the device of ``inputs``.
 
         Args:
             sample_ids_B: int64 ``[B]``.
             version: of the trunk.
-            inputs_BS: what the trunk reads, int64 ``[B, S]``.
+            inputs: what the trunk reads: int64 ``[B, S]``, or images.
             width: ``D``.
             compute: called with the rows that are missing (int64 ``[M]``, at most once); returns ``[M, S, D]``.
+            positions: ``S``; None = as many as a sample has token ids.
         """
         rows = [
-            self.get(sample, version, inputs_S, width)
-            for sample, inputs_S in zip(sample_ids_B.tolist(), inputs_BS.cpu(), strict=True)
+            self.get(sample, version, given, width, positions=positions)
+            for sample, given in zip(sample_ids_B.tolist(), inputs.cpu(), strict=True)
         ]
         missing = [row for row, found in enumerate(rows) if found is None]
         if missing:
             hidden_MSD = compute(torch.tensor(missing, dtype=torch.int64))
             for row, hidden_SD in zip(missing, hidden_MSD, strict=True):
-                rows[row] = self.put(int(sample_ids_B[row]), version, inputs_BS[row], hidden_SD)
-        return torch.stack([found.to(inputs_BS.device) for found in rows if found is not None])
+                rows[row] = self.put(int(sample_ids_B[row]), version, inputs[row], hidden_SD)
+        return torch.stack([found.to(inputs.device) for found in rows if found is not None])
 
     def close(self) -> None:
         """Let go of memory or file. What is on the disk stays there."""

@@ -16,9 +16,10 @@ from arb_ternary_progressive.growth_config import PRECISIONS, GrowthConfig, Prec
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.rack_storage import load_into, read_rack, write_rack
+from arb_ternary_progressive.racks import DecoderRack, as_rack
 from arb_ternary_progressive.stack import GivenAdapter, Stack, chosen_adapter, seeded_birth, stack_adapter
 from arb_ternary_progressive.time_embedding import TimeEmbedding
-from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.transformer import Transformer
 
 __all__ = ["ProgressiveRackBuilder"]
 
@@ -90,35 +91,35 @@ class ProgressiveRackBuilder:
         self._rack: Rack | None = None
 
     @classmethod
-    def from_decoder(
+    def from_model(
         cls,
-        decoder: Decoder,
+        model: Transformer,
         growth: GrowthConfig,
         *,
         seed: int = 0,
         mask_token: int | None = None,
     ) -> ProgressiveRackBuilder:
-        """A builder whose rack has the parts of ``decoder``; its blocks become stack 0. A rack goes on as it is.
+        """A builder whose rack has the parts of ``model``; its blocks become stack 0. A rack goes on as it is.
 
         Args:
-            decoder: a decoder, or a rack.
+            model: a decoder, another model with a decoder's blocks, or a rack.
             growth: how the rack grows.
             seed: of stacks at birth.
             mask_token: what stands for a hidden token; None = the last id of the vocabulary. A rack has its own.
 
         Raises:
-            ConfigError: it is another kind of decoder.
+            ConfigError: its blocks are others.
         """
         builder = cls(StackWiseConfig(), seed=seed)
         builder._growth = growth
-        if isinstance(decoder, Rack):
-            builder._rack = decoder
+        if isinstance(model, Rack):
+            builder._rack = model
             return builder
-        precision = native_precision(decoder.config.float_parts)
-        rack = Rack.from_decoder(
-            decoder,
+        precision = native_precision(model.config.float_parts)
+        rack = as_rack(
+            model,
             precision=precision,
-            time_embedding=builder._time_embedding(decoder),
+            time_embedding=builder._time_embedding(model),
             mask_token=mask_token,
             seed=seed,
         )
@@ -211,7 +212,7 @@ class ProgressiveRackBuilder:
         if self._rack is None:
             self.config.validate()
             config, progressive = self.config, self.config.training.progressive
-            rack = Rack(
+            rack = DecoderRack(
                 config.decoder_config(self._default_precision),
                 config.model.vocab_size,
                 mask_token=progressive.mask_token_id,
@@ -221,7 +222,7 @@ class ProgressiveRackBuilder:
             self._rack = rack
         return self._rack
 
-    def _time_embedding(self, decoder: Decoder) -> TimeEmbedding | None:
+    def _time_embedding(self, model: Transformer) -> TimeEmbedding | None:
         growth = self.growth
         if growth.time_interpretation != "input":
             return None
@@ -229,9 +230,9 @@ class ProgressiveRackBuilder:
             return TimeEmbedding(
                 growth.time_embedding_dim,
                 growth.time_encoding_type,
-                decoder.config.width,
+                model.config.width,
                 num_time_steps=growth.num_time_steps,
-                config=decoder.config,
+                config=model.config,
             )
 
     def _add(

@@ -21,10 +21,9 @@ from arb_ternary_progressive.history import Progress, StackRecord
 from arb_ternary_progressive.masking import GrowthContext
 from arb_ternary_progressive.masking_time_step import depth_time
 from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
-from arb_ternary_progressive.rack import Rack
 from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
-from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.protocols import ReservesIds
 from arb_ternary_train.seeding import derived_generator
@@ -157,8 +156,8 @@ class ProgressivePhase:
 
     def restore_structure(self, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
         """``model`` as a rack of that structure; everything in it can learn."""
-        decoder = _as_decoder(model)
-        builder = ProgressiveRackBuilder.from_decoder(decoder, self.config, mask_token=int(structure["mask_token"]))
+        growable = _as_growable(model)
+        builder = ProgressiveRackBuilder.from_model(growable, self.config, mask_token=int(structure["mask_token"]))
         builder.restore(structure)
         rack = builder.build_rack()
         release(rack)
@@ -173,9 +172,9 @@ class ProgressivePhase:
 
     def make_builder(self, context: TrainingContext) -> ProgressiveRackBuilder:
         """The builder of the model's rack."""
-        model, masking = _as_decoder(context.model), context.masking
+        model, masking = _as_growable(context.model), context.masking
         reserved = masking.reserved_ids(context.vocabulary_size) if isinstance(masking, ReservesIds) else ()
-        builder = ProgressiveRackBuilder.from_decoder(
+        builder = ProgressiveRackBuilder.from_model(
             model, self.config, seed=context.seed, mask_token=next(iter(reserved), None)
         )
         # A rack that was restored has been made without the run at hand.
@@ -284,15 +283,16 @@ class ProgressivePhase:
             raise ConfigError(f"phases[{context.phase_index}]: {error}") from error
 
 
-def _as_decoder(model: nn.Module) -> Decoder:
+def _as_growable(model: nn.Module) -> Transformer:
     """``model``, when it has an embedding, blocks, final norm and head to grow.
 
     Raises:
         ConfigError: it is another kind of model.
     """
-    if not isinstance(model, Decoder | Rack):
+    if not isinstance(model, Transformer):
         raise ConfigError(
-            f"model: the phase progressive grows decoders, not a {type(model).__name__}", "Use model: {name: decoder}."
+            f"model: the phase progressive grows models of a decoder's blocks; a {type(model).__name__} has none",
+            "Use model: {name: decoder}.",
         )
     return model
 

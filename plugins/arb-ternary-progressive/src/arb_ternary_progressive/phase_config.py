@@ -24,7 +24,13 @@ from arb_ternary_train.specs import PolicySpec
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
 
-__all__ = ["ProgressivePhaseConfig"]
+__all__ = ["ProgressivePhaseConfig", "block_options"]
+
+
+def block_options(options: Any) -> DecoderConfig | None:
+    """The options of the blocks of a model with ``options``: those of a decoder, or the ``decoder`` in them."""
+    found = options if isinstance(options, DecoderConfig) else getattr(options, "decoder", None)
+    return found if isinstance(found, DecoderConfig) else None
 
 
 def _loop(name: str) -> Any:
@@ -132,8 +138,9 @@ class ProgressivePhaseConfig(GrowthConfig):
     def planned_in(self, run: RunConfig, planned: Planned) -> Planned:
         """What the phase trains of a model with the parts ``planned``, and what it leaves frozen."""
         grown = self.added_parts(followed=False)
-        if isinstance(run.model.options, DecoderConfig):
-            grown |= self._grown_kinds(run.model.options)
+        blocks = block_options(run.model.options)
+        if blocks is not None:
+            grown |= self._grown_kinds(blocks)
         frozen = self.added_parts(followed=True) - grown
         kinds = grown | (planned.kinds if self.train_first or not self.enabled else frozenset())
         return attrs.evolve(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from arb_ternary_progressive.builder import ProgressiveRackBuilder
     from arb_ternary_progressive.growth_config import GrowthConfig
 
-__all__ = ["CacheNeed", "Memory", "StagePlan", "kept_for_backward", "measured_memory", "plan_growth"]
+__all__ = ["CacheNeed", "Memory", "StagePlan", "kept_for_backward", "measured_memory", "plan_growth", "tokens_like"]
 
 
 @frozen
@@ -138,14 +138,20 @@ def kept_for_backward(rack: nn.Module, forward: Callable[[], Tensor]) -> tuple[T
     return result, sum(kept.values())
 
 
+def tokens_like(batch_size: int, block_size: int) -> MaskedBatch:
+    """A micro-batch of token ids, for all of which one stands."""
+    tokens_BS = torch.zeros(batch_size, block_size, dtype=torch.int64)
+    return MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
+
+
 def plan_growth(
     make_builder: Callable[[int], ProgressiveRackBuilder],
     growth: GrowthConfig,
     blocks: Sequence[int],
     *,
     make_optimizer: Callable[[Trainable], Optimizer],
-    batch_size: int,
-    block_size: int,
+    batch: MaskedBatch,
+    positions: int,
     cache: CacheNeed | None,
     trained_from: int = 0,
     masking: MaskingStrategy | None = None,
@@ -158,16 +164,14 @@ def plan_growth(
         growth: how it grows.
         blocks: of each stack.
         make_optimizer: as the run makes it.
-        batch_size: samples in a micro-batch.
-        block_size: positions of a sample.
+        batch: a micro-batch.
+        positions: of the residual stream of a sample.
         cache: None where nothing is kept.
         trained_from: index of the first stack that is trained. Where all are trained at once, there is one plan, for
             the last.
         masking: hides the tokens.
         autocast: what the forward pass runs under.
     """
-    tokens_BS = torch.zeros(batch_size, block_size, dtype=torch.int64)
-    batch = MaskedBatch(tokens_BS, tokens_BS, torch.ones_like(tokens_BS, dtype=torch.bool))
     shapes = [(1, 1), (2, 1), (1, 2)]
     probes = [_probe(make_builder, growth, len(blocks), shape, make_optimizer, batch, autocast) for shape in shapes]
     stages = []
@@ -180,7 +184,7 @@ def plan_growth(
         width = base.width
         kept = 0
         if cache is not None and base.cacheable:
-            sample = cache.codec.sample_bytes(block_size, width)
+            sample = cache.codec.sample_bytes(positions, width)
             kept = min(cache.samples, cache.budget // sample) * sample
         time_step, share = _time(growth, index, len(blocks), masking)
         stages.append(

@@ -6,27 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch.optim import Optimizer
 
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable, build_optimizer
-from arb_ternary.protocols.data import DataSource
+from arb_ternary.protocols.data import BatchRequest, DataSource, MaskContext, MaskedBatch, MaskingStrategy
 from arb_ternary_progressive.builder import ProgressiveRackBuilder
 from arb_ternary_progressive.config import StackWiseConfig
 from arb_ternary_progressive.hidden_codec import HiddenCodec
 from arb_ternary_progressive.masking_time_step import TimeStepMasking
-from arb_ternary_progressive.phase_config import ProgressivePhaseConfig
-from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth
+from arb_ternary_progressive.phase_config import ProgressivePhaseConfig, block_options
+from arb_ternary_progressive.plan import CacheNeed, StagePlan, plan_growth, tokens_like
 from arb_ternary_progressive.precision import native_precision
 from arb_ternary_progressive.trainer import default_optimizer
-from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import build_model, configured_backend, require_protocol
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.config_file import read_document
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import autocast_for, resolve_device
+from arb_ternary_train.protocols import SizedSamples
 
 __all__ = ["plan_file", "plan_python", "plan_run"]
 
@@ -76,9 +78,11 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     def make_builder(first_blocks: int) -> ProgressiveRackBuilder:
         small = attrs.evolve(config.model, options=attrs.evolve(config.model.options, layers=first_blocks))
         model = build_model(attrs.evolve(config, model=small), vocabulary, selection.name, device)
-        if not isinstance(model, Decoder):
-            raise ConfigError(f"model: the phase progressive grows decoders, not a {type(model).__name__}")
-        builder = ProgressiveRackBuilder.from_decoder(model, options)
+        if not isinstance(model, Transformer):
+            raise ConfigError(
+                f"model: the phase progressive grows models of a decoder's blocks; a {type(model).__name__} has none"
+            )
+        builder = ProgressiveRackBuilder.from_model(model, options)
         builder.build_rack().set_activation_checkpointing(
             options.activation_checkpointing, options.activation_checkpoint_threshold
         )
@@ -89,6 +93,10 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
         return build_optimizer("optimizer", config.optimizer, attrs.evolve(trainable, later=later))
 
     windows = data.samples_per_epoch(options.block_size)
+    batch, positions = tokens_like(options.batch_size, options.block_size), options.block_size
+    blocks = block_options(config.model.options)
+    if isinstance(data, SizedSamples) and blocks is not None:
+        batch, positions = _first_batch(config, data, options.batch_size), blocks.max_length
     cache = None
     if options.cache_activations:
         cache = CacheNeed(_seen(options, windows), options.cache_bytes, HiddenCodec(options.cache_dtype))
@@ -99,8 +107,8 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
             options,
             [layers, *[new] * (options.target_stacks - 1)],
             make_optimizer=make_optimizer,
-            batch_size=options.batch_size,
-            block_size=options.block_size,
+            batch=batch,
+            positions=positions,
             cache=cache,
             trained_from=0 if options.train_first else 1,
             masking=config.masking.build(),
@@ -142,11 +150,22 @@ def plan_python(
         progressive,
         [progressive.blocks_per_stack] * target,
         make_optimizer=default_optimizer(training.lr, training.rate),
-        batch_size=batch_size,
-        block_size=block_size,
+        batch=tokens_like(batch_size, block_size),
+        positions=block_size,
         cache=cache,
         masking=TimeStepMasking(config),
     )
+
+
+def _first_batch(config: RunConfig, data: DataSource, batch_size: int) -> MaskedBatch:
+    """A micro-batch of samples that are no token ids."""
+    batches = data.batches(BatchRequest(batch_size, 1, config.seed))
+    try:
+        masking: MaskingStrategy = config.masking.build()
+        context = MaskContext(step=0, seed=config.seed, vocabulary_size=data.vocabulary_size)
+        return masking.apply(next(batches), torch.Generator(), context)
+    finally:
+        batches.close()
 
 
 def _seen(options: ProgressivePhaseConfig, windows: int) -> int:

@@ -1,4 +1,4 @@
-"""A rack: embedding, stacks, final norm, head. A decoder whose blocks are held stack by stack.
+"""A rack: embedding, stacks, final norm, head. A model whose blocks are held stack by stack.
 
 Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 """
@@ -14,21 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from arb_ternary.counters.hashing import SEED, STREAM, stream_id
-from arb_ternary.errors import CheckpointError, ConfigError, UsageProblem
+from arb_ternary.errors import CheckpointError, UsageProblem
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.growth_config import Precision
 from arb_ternary_progressive.precision import Base
 from arb_ternary_progressive.stack import Stack, seeded_birth
-from arb_ternary_text.models.cache import KeyValueCache
-from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.transformer import Transformer
 
 __all__ = ["Rack", "Stacks"]
 
 
 class Stacks(nn.ModuleList):
-    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a decoder wants them.
+    """The stacks of a rack. It iterates over their blocks in the order in which they run, as a model wants them.
 
     A stack is registered under its id, so that the names of its tensors stay when another stack is put before it.
     """
@@ -64,67 +62,42 @@ class Stacks(nn.ModuleList):
         return self._in_order()[index]
 
 
-class Rack(Decoder):
-    """A decoder whose blocks come in stacks.
+class Rack(Transformer):
+    """A model whose blocks come in stacks: what it makes of its inputs, and of the last blocks' output, stays its own.
 
-    It can be used wherever a decoder can: to train, evaluate, generate with a cache, export. State names are
-    those of a decoder, with ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
-
-    Args:
-        config: the options; ``layers`` is not read and follows the stacks.
-        vocabulary_size: number of token ids.
-        time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None = no time.
-        mask_token: what stands for a hidden token; None = the last id of the vocabulary.
-        seed: of what is made here, and of the votes of what is ternary in it.
+    It can be used wherever the model can: to train, evaluate, export. State names are those of the model, with
+    ``blocks.<stack id>.blocks.<number>`` in place of ``blocks.<number>``.
     """
 
     blocks: Stacks
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        vocabulary_size: int,
-        *,
-        time_embedding: nn.Module | None = None,
-        mask_token: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        with seeded_birth(seed, "rack"):
-            super().__init__(config, vocabulary_size, blocks=Stacks())
-        self._become_a_rack(time_embedding, mask_token, seed)
-        self._seed_new_votes(())
-
     @classmethod
-    def from_decoder(
+    def from_model(
         cls,
-        decoder: Decoder,
+        model: Transformer,
         *,
         precision: Precision,
         time_embedding: nn.Module | None = None,
         mask_token: int | None = None,
         seed: int = 0,
     ) -> Rack:
-        """The rack that has the parts of ``decoder``, the same objects; its blocks become stack 0.
+        """The rack that has the parts of ``model``, the same objects; its blocks become stack 0.
+
+        :func:`arb_ternary_progressive.racks.as_rack` knows the class of the rack.
 
         Args:
-            decoder: not to be used by itself afterwards.
+            model: not to be used by itself afterwards.
             precision: what its linears are stored in: full or ternary.
-            time_embedding, mask_token, seed: as in the constructor.
-
-        Raises:
-            ConfigError: it is a decoder of another kind, whose blocks a stack could not make.
+            time_embedding: added to what enters the first stack; ``(time) -> [B or 1, 1, D]``. None = no time.
+            mask_token: what stands for a hidden token; None = the last id of the vocabulary.
+            seed: of what is made here, and of the votes of what is ternary in it.
         """
-        if type(decoder) is not Decoder:
-            raise ConfigError(
-                f"model: stacks are made of a decoder's blocks; a {type(decoder).__name__} has others",
-                "Use `model: {name: decoder, ...}`.",
-            )
         rack = cls.__new__(cls)
-        rack.__dict__.update({**decoder.__dict__, "_modules": dict(decoder._modules)})
-        blocks = decoder.blocks
+        rack.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
+        blocks = model.blocks
         rack._modules["blocks"] = Stacks()
         rack._become_a_rack(time_embedding, mask_token, seed)
-        rack._insert(0, Stack(0, blocks, decoder.config, precision=precision))
+        rack._insert(0, Stack(0, blocks, model.config, precision=precision))
         return rack
 
     def _become_a_rack(self, time_embedding: nn.Module | None, mask_token: int | None, seed: int) -> None:
@@ -287,49 +260,43 @@ class Rack(Decoder):
 
     def forward(
         self,
-        tokens_BS: Tensor | None,
-        cache: KeyValueCache | None = None,
+        inputs: Tensor | None,
         *,
         hidden: Tensor | None = None,
         from_stack: int = 0,
         time: float | Tensor | None = None,
     ) -> Tensor:
-        """Logits ``[B, S, V]``.
+        """Logits.
 
         Args:
-            tokens_BS: token ids; None where ``hidden`` is given.
-            cache: as in a decoder.
-            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in place of tokens: what
-                :meth:`trunk` returns. At ``from_stack`` 0 it stands for the token embeddings.
+            inputs: what the model reads; None where ``hidden`` is given.
+            hidden: the residual stream ``[B, S, D]`` that enters the stack at ``from_stack``, in place of inputs: what
+                :meth:`trunk` returns. At ``from_stack`` 0 it stands for what the embedding makes of them.
             from_stack: position of the first stack to run.
-            time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: a text in which nothing is
-                hidden.
+            time: in [0, 1], one for all or ``[B]``; with a time embedding. None is 0: nothing is hidden.
 
         Raises:
-            UsageProblem: the arguments do not go together, or the sequence exceeds the context.
+            UsageProblem: the arguments do not go together, or the model cannot read the inputs.
         """
         if hidden is None:
             if from_stack:
                 raise UsageProblem(f"from_stack: stack {from_stack} needs the hidden states that enter it")
-            if tokens_BS is None:
+            if inputs is None:
                 raise UsageProblem("rack: tokens or hidden states must be given")
-            streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
-            return self.logits(self._run(self.embed(tokens_BS, time), self.blocks, streamed))
-        if cache is not None:
-            raise UsageProblem("cache: it holds what every stack has seen; hidden states enter in the middle")
+            return self.logits(self._run(self.embed(inputs, time), self.blocks, None))
         if from_stack == 0:
             hidden = self._timed(hidden, time)
         elif time is not None:
             raise UsageProblem(f"time: it enters before the first stack; these hidden states enter stack {from_stack}")
         return self.logits(self.run_stacks(hidden, from_stack))
 
-    def embed(self, tokens_BS: Tensor, time: float | Tensor | None = None) -> Tensor:
+    def embed(self, inputs: Tensor, time: float | Tensor | None = None) -> Tensor:
         """The residual stream before the first stack, ``[B, S, D]``."""
-        return self._timed(super().embed(tokens_BS), time)
+        return self._timed(super().embed(inputs), time)
 
-    def trunk(self, tokens_BS: Tensor, until_stack: int, time: float | Tensor | None = None) -> Tensor:
+    def trunk(self, inputs: Tensor, until_stack: int, time: float | Tensor | None = None) -> Tensor:
         """The residual stream ``[B, S, D]`` that enters the stack at position ``until_stack``."""
-        return self.run_stacks(self.embed(tokens_BS, time), 0, until_stack)
+        return self.run_stacks(self.embed(inputs, time), 0, until_stack)
 
     def run_stacks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """The residual stream after the stacks from ``first`` to ``last`` (exclusive; None = to the end).
@@ -345,13 +312,6 @@ class Rack(Decoder):
         if self._dtype is not None:
             x_BSD = x_BSD.to(self._dtype)
         return self._run(x_BSD, blocks, None)
-
-    def unroll(self, prompt_ids: Iterable[int], **options: Any) -> Iterator[int]:
-        """Token ids drawn stack by stack; see :func:`arb_ternary_progressive.unroll.unrolled`."""
-        from arb_ternary_progressive.unroll import unrolled
-
-        drawn: Iterator[int] = unrolled(self, list(prompt_ids), **options)
-        return drawn
 
     def _timed(self, x_BSD: Tensor, time: float | Tensor | None) -> Tensor:
         if self.time_embedding is None:

@@ -60,65 +60,65 @@ class TrunkStream:
             cache.keep_only((self.version, self.shorter))
 
     @torch.no_grad()
-    def hidden(self, inputs_BS: Tensor, sample_ids_B: Tensor, time: Tensor | float | None = None) -> Tensor:
+    def hidden(self, inputs: Tensor, sample_ids_B: Tensor, time: Tensor | float | None = None) -> Tensor:
         """Float32 ``[B, S, D]`` after the trunk.
 
         Args:
-            inputs_BS: token ids, as masked.
+            inputs: what the rack reads, as masked: token ids ``[B, S]``, or images.
             sample_ids_B: int64 ``[B]``.
             time: the time, where the model has it as input: a number, or float ``[B]``. A sample at another time is
                 another sample to the cache.
         """
         if self.cache is None:
-            return self._through(inputs_BS, time)
+            return self._through(inputs, time)
         keys_B = _timed(sample_ids_B.cpu(), time)
         width = self.rack.config.width
 
         def compute(rows_M: Tensor) -> Tensor:
-            return self._missing(inputs_BS[rows_M], keys_B[rows_M], _rows(time, rows_M))
+            return self._missing(inputs[rows_M], keys_B[rows_M], _rows(time, rows_M))
 
-        return self.cache.fetch(keys_B, self.version, inputs_BS, width, compute)
+        return self.cache.fetch(keys_B, self.version, inputs, width, compute, positions=self.rack.positions_of(inputs))
 
-    def _missing(self, inputs_MS: Tensor, keys_M: Tensor, time: Tensor | float | None) -> Tensor:
+    def _missing(self, inputs: Tensor, keys_M: Tensor, time: Tensor | float | None) -> Tensor:
         """Compute what the cache lacks, from the shorter trunk's hidden states where it has those."""
         assert self.cache is not None
-        width, above = self.rack.config.width, self.until_stack - 1
+        width, above, positions = self.rack.config.width, self.until_stack - 1, self.rack.positions_of(inputs)
         rows: list[Tensor | None] = [None] * len(keys_M)
         below: list[tuple[int, Tensor]] = []
         if above:
             for row, key in enumerate(keys_M.tolist()):
-                found = self.cache.peek(key, self.shorter, inputs_MS[row].cpu(), width)
+                found = self.cache.peek(key, self.shorter, inputs[row].cpu(), width, positions=positions)
                 if found is not None:
                     below.append((row, found))
                     self.cache.drop(key, self.shorter)
         if below:
-            x_LSD = torch.stack([found for _, found in below]).to(inputs_MS.device)
+            x_LSD = torch.stack([found for _, found in below]).to(inputs.device)
             for (row, _), hidden_SD in zip(below, self.rack.run_stacks(x_LSD, above, above + 1), strict=True):
                 rows[row] = hidden_SD
         absent = torch.tensor([row for row, found in enumerate(rows) if found is None], dtype=torch.int64)
         if len(absent):
-            for row, hidden_SD in zip(absent, self._through(inputs_MS[absent], _rows(time, absent)), strict=True):
+            for row, hidden_SD in zip(absent, self._through(inputs[absent], _rows(time, absent)), strict=True):
                 rows[int(row)] = hidden_SD
         return torch.stack([found for found in rows if found is not None])
 
-    def _through(self, inputs_BS: Tensor, time: Tensor | float | None) -> Tensor:
+    def _through(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
         """Through the whole trunk, in the cache's number format after every stack."""
-        x_BSD = self._embedded(inputs_BS, time)
+        x_BSD = self._embedded(inputs, time)
         for position in range(self.until_stack):
             x_BSD = self.codec.rounded(self.rack.run_stacks(x_BSD, position, position + 1))
         return x_BSD
 
-    def _embedded(self, inputs_BS: Tensor, time: Tensor | float | None) -> Tensor:
+    def _embedded(self, inputs: Tensor, time: Tensor | float | None) -> Tensor:
         """What enters the first stack. Times are embedded one by one, so that a sample's does not depend on others'."""
         if not isinstance(time, Tensor):
-            return self.rack.embed(inputs_BS, time)
-        times_B = time.reshape(-1).expand(len(inputs_BS))
+            return self.rack.embed(inputs, time)
+        times_B = time.reshape(-1).expand(len(inputs))
         x_BSD: Tensor | None = None
         for moment in sorted(set(times_B.tolist())):
-            rows = (times_B == moment).to(inputs_BS.device)
-            found = self.rack.embed(inputs_BS[rows], moment)
+            rows = (times_B == moment).to(inputs.device)
+            found = self.rack.embed(inputs[rows], moment)
             if x_BSD is None:
-                x_BSD = found.new_empty(*inputs_BS.shape, found.size(-1))
+                x_BSD = found.new_empty(len(inputs), *found.shape[1:])
             x_BSD[rows] = found
         assert x_BSD is not None
         return x_BSD

@@ -23,13 +23,13 @@ from arb_ternary_progressive.time import discrete_time
 from arb_ternary_text.models.generate import draw_token, next_token_probabilities
 
 if TYPE_CHECKING:
-    from arb_ternary_progressive.rack import Rack
+    from arb_ternary_progressive.racks import DecoderRack
 
 __all__ = ["unrolled"]
 
 
 def unrolled(
-    rack: Rack,
+    rack: DecoderRack,
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
@@ -99,7 +99,7 @@ def _window(known: int, wanted: int, context: int) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _one_pass(rack: Rack, seen: list[int], new: int, device: torch.device) -> Tensor:
+def _one_pass(rack: DecoderRack, seen: list[int], new: int, device: torch.device) -> Tensor:
     """Logits ``[new, V]`` of hidden tokens behind ``seen``; that of the mask token is minus infinity."""
     tokens_1S = torch.tensor([[*seen, *[rack.mask_token] * new]], dtype=torch.int64, device=device)
     options: dict[str, Any] = {}

@@ -61,6 +61,10 @@ class Transformer(nn.Module):
         x_BSD: Tensor = self.embedding(inputs)
         return x_BSD if self._dtype is None else x_BSD.to(self._dtype)
 
+    def positions_of(self, inputs: Tensor) -> int:
+        """Positions in the residual stream of ``inputs``: as many as a sample has token ids."""
+        return inputs.size(1)
+
     def run_blocks(self, x_BSD: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """The residual stream after blocks ``first`` to ``last`` (exclusive; None = to the end), of whole sequences."""
         return self._run(x_BSD, self.blocks[first:last], None)
@@ -88,6 +92,9 @@ class Transformer(nn.Module):
         if threshold is not None and threshold < 0:
             raise UsageProblem(f"activation checkpointing: the threshold must be at least 0, not {threshold}")
         self._checkpoint_from = (threshold or 0) if enabled else None
+
+    def reset_runtime_state(self) -> None:
+        """Forget the batches seen so far; a model that keeps nothing of them has nothing to forget."""
 
     def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
         batch, length, _ = x_BSD.shape

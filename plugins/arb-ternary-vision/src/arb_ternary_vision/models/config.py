@@ -83,13 +83,13 @@ class ImageModelConfig:
     def __attrs_post_init__(self) -> None:
         self.check()
         # It checks what the options ask of each other wherever the decoder has them too.
-        _ = self.decoder
+        _ = self.parts
 
     def check(self) -> None:
         """What options that the decoder has not ask of each other; ValueError where they contradict."""
 
     @property
-    def decoder(self) -> DecoderConfig:
+    def parts(self) -> DecoderConfig:
         """The options as parts of the decoder take them. All positions see each other."""
         mine = {field.name for field in attrs.fields(type(self))}
         shared = {field.name for field in attrs.fields(DecoderConfig)} & mine

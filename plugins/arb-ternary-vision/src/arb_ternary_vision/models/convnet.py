@@ -71,7 +71,7 @@ class Convnet(nn.Module):
             raise UsageProblem(f"classes: must be at least 1, not {classes}")
         self.options = options
         self.vocabulary_size = classes
-        config, kernel, channels = options.decoder, options.kernel_size, options.width
+        config, kernel, channels = options.parts, options.kernel_size, options.width
         self.embedding = make_conv(config, options.channels, channels, kernel, padding=kernel // 2, part="embedding")
         self.blocks = nn.ModuleList()
         for stage in range(options.stages):

@@ -38,6 +38,11 @@ class Vit(Transformer):
         self.final_norm = make_norm(config, config.width, gain=True)
         self.head = make_linear(config, config.width, classes, part="head")
 
+    def positions_of(self, inputs: Tensor) -> int:
+        """Patches of an image."""
+        rows, columns = self.options.grid
+        return rows * columns
+
     def logits(self, x_BLD: Tensor) -> Tensor:
         """Mean of the patches, final norm and head: ``[B, L, D]`` to ``[B, V]``."""
         return super().logits(x_BLD.mean(dim=1))

@@ -9,6 +9,7 @@ from attrs import frozen
 from attrs.validators import in_
 
 from arb_ternary.config.options import option
+from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder, size
 from arb_ternary_vision.parts import Pair, pair
 
@@ -71,6 +72,11 @@ class PatchModelConfig(ImageModelConfig):
     def in_decoder(self) -> dict[str, Any]:
         """Options of the decoder that follow from those here."""
         return {"max_length": self.grid[0] * self.grid[1]}
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """Options of the blocks, which are a decoder's: what makes more of them asks for it."""
+        return self.parts
 
     @property
     def turns(self) -> bool:
