@@ -26,8 +26,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Kernels that TileLang compiles for a test are kept in the checkout, and not in the home folder.
 os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "tilelang"))
 
-#: Variables that pytest and torch set while a test runs, and TileLang when it is imported.
+#: Variables that pytest and torch set while a test runs, and TileLang and scikit-learn when they are imported.
 _NOT_OURS = (
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",

@@ -23,6 +23,7 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.manager import manager
+from arb_ternary_testing.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -49,6 +50,7 @@ BY_NATURE: Final[dict[str, str]] = {
     "custom_time_mapping": "the name of a function",
     **dict.fromkeys(("dtype", "vocabulary_size"), "what a token file holds: another value is another file"),
     **dict.fromkeys(("band", "votes.band"), "how far exponents may move: in a few steps none comes so far"),
+    **dict.fromkeys(("image_size", "channels"), "what the images are: with others, images of this size are refused"),
     "dead_band": "a tolerance about the number of flips, which these runs exceed",
     "maximum": "what a finished run is judged by",
     "validation_fraction": "where the text is cut: three steps may draw the same samples of either part",
@@ -192,6 +194,9 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
             section, where = {**SPLIT, "ternary": section}, (kind, "ternary")
         elif any(field.name == "inner" for field in config_fields(options_class(found.spec) or object)):
             section["inner"] = SPLIT if "ternary" in accepts else {"name": "adamw"}
+    images = kind_of_model(name) if kind == "model" else kind_of_masking(name) if kind == "masking" else TEXT
+    if images is not TEXT:
+        return of_other_data(config, kind, section, images), where
     if kind == "model":
         section = {**MODEL, "float_parts": ["head"], **section}
         if name != "decoder":
@@ -213,6 +218,20 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
         steps = STEPS[f"{kind}.{name}"]
         config["phases"][0]["steps"] = config["checkpoint"]["every"] = steps
     return config, where
+
+
+def of_other_data(config: dict[str, Any], kind: str, section: dict[str, Any], data: KindOfData) -> dict[str, Any]:
+    """The run ``config`` on samples that are no text."""
+    model = next((each for each in data.models if each["name"] == section["name"]), data.models[0])
+    phase = {key: value for key, value in BRIEF.items() if key not in TEXT.phase}
+    known = brief("phase", "standard").keys()
+    return {
+        **config,
+        "data": dict(data.data),
+        "model": {**model, "float_parts": ["head"]},
+        "masking": section if kind == "masking" else {"name": data.masking[0]},
+        "phases": [{"name": "standard", **{key: value for key, value in phase.items() if key in known}, **data.phase}],
+    }
 
 
 @cache

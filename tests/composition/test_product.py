@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import attrs
 import pytest
@@ -26,6 +27,7 @@ from arb_ternary.config.structure import options_class
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.plugins.manager import manager
 from arb_ternary_progressive.plan_config import plan_file
+from arb_ternary_testing.kinds_of_data import KINDS_OF_DATA, TEXT, KindOfData, kind_of_masking
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
@@ -34,7 +36,7 @@ from arb_ternary_train.runner import RunRequest, train
 
 #: What every phase of two short steps is told, as far as it has such options.
 BRIEF = {
-    "steps": 2, "batch_size": 2, "block_size": 8, "eval_every": 1000, "accum_threshold": 1,
+    "steps": 2, "eval_every": 1000, "accum_threshold": 1,
     "target_stacks": 2, "steps_per_stack": 1, "blocks_per_stack": 1, "max_batch_draws": 3,
 }  # fmt: skip
 FLOATS = ["embedding", "head", "norms", "linears"]
@@ -49,10 +51,10 @@ def options_of(found: Any) -> dict[str, attrs.Attribute[Any]]:
     return {} if cls is None else {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
 
 
-def section(found: Any) -> dict[str, Any]:
+def section(found: Any, data: KindOfData = TEXT) -> dict[str, Any]:
     """A config section that names the component, brief where it can be; a wrapper gets an optimizer to wrap."""
     fields = options_of(found)
-    chosen = {key: value for key, value in BRIEF.items() if key in fields}
+    chosen = {key: value for key, value in {**BRIEF, **data.phase}.items() if key in fields}
     for name, field in fields.items():
         if field.default is attrs.NOTHING and field.type is OptimizerChoice and DEFAULT_CHOICE not in field.metadata:
             chosen.setdefault(name, "split")
@@ -64,6 +66,22 @@ def float_parts(accepts: frozenset[str]) -> list[str]:
     if accepts == {"ternary"}:
         return []
     return FLOATS if accepts == {"float"} else ["norms", "head"]
+
+
+def source(data: KindOfData, folder: Path) -> dict[str, Any]:
+    """The section of the data source; a text that it reads is in ``folder``."""
+    text = folder / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 30)
+    return {key: str(text) if value == "{text}" else value for key, value in data.data.items()}
+
+
+def model(data: KindOfData, parts: list[str], grows: bool, turn: str) -> dict[str, Any]:
+    """The section of a model for such data, whose turn it is by ``turn``, or of one that can grow."""
+    found = dict(data.models[0 if grows else crc32(turn.encode()) % len(data.models)])
+    if parts == FLOATS:
+        found.pop("group_size")
+        found["activations"] = "float"
+    return {**found, "float_parts": parts}
 
 
 def combined(kind: str) -> list[Any]:
@@ -129,23 +147,18 @@ def test_components_work_together_and_resume(
 ) -> None:
     if not usable(backend):
         pytest.skip("cannot be used here, or only as a last resort")
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be, that is the question. " * 30)
+    data = kind_of_masking(masking.spec.name)
     parts = float_parts(optimizer.spec.accepts)
-    # Bytes, because masked objectives need an id that the text does not use.
     config = {
         "name": "together",
         "backend": backend.spec.name,
-        "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
-        "model": {
-            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8,
-            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {"group_size": 32}),
-        },
+        "data": source(data, tmp_path),
+        "model": model(data, parts, "target_stacks" in options_of(phase), optimizer.spec.name),
         "masking": section(masking),
         "optimizer": section(optimizer),
         "checkpoint": {"every": 1, "keep": 3},
-        "phases": [section(phase)],
-    }  # fmt: skip
+        "phases": [section(phase, data)],
+    }
     whole = run(config, tmp_path / "whole")
     assert math.isfinite(whole.validation_loss)
     assert whole.steps >= 1
@@ -168,20 +181,14 @@ def test_growth_with_any_optimizer_is_planned_without_a_step_of_it_and_needs_wha
     optimizer: Any, tmp_path: Path
 ) -> None:
     phase = {**section(manager().registry.get("phase", "progressive")), "steps_per_stack": 2}
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be, that is the question. " * 30)
-    parts = float_parts(optimizer.spec.accepts)
     config = {
         "name": "planned",
         "backend": "torch",
-        "data": {"name": "text", "path": str(text), "tokenizer": "bytes"},
-        "model": {
-            "name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8,
-            "float_parts": parts, **({"activations": "float"} if parts == FLOATS else {"group_size": 32}),
-        },
+        "data": source(TEXT, tmp_path),
+        "model": model(TEXT, float_parts(optimizer.spec.accepts), True, optimizer.spec.name),
         "optimizer": section(optimizer),
         "phases": [phase],
-    }  # fmt: skip
+    }
     path = tmp_path / "planned.yaml"
     path.write_text(dump_yaml(config))
     stepped: list[Any] = []
@@ -219,6 +226,13 @@ def test_the_product_holds_every_registered_component() -> None:
         names = {found.spec.name for found in combined(kind)}
         assert names
         assert names <= {part for combination in COMBINATIONS for part in str(combination.id).split("-")}
+
+
+def test_models_of_every_kind_of_data_meet() -> None:
+    for data in KINDS_OF_DATA.values():
+        names = [found.spec.name for found in combined("optimizer")]
+        met = {model(data, [], False, name)["name"] for name in names}
+        assert met == {each["name"] for each in data.models}
 
 
 def test_every_two_components_that_work_here_meet_each_time() -> None:

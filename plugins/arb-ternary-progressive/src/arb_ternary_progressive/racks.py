@@ -99,8 +99,10 @@ def as_rack(
             f"model: stacks are made of blocks as a decoder has them; a {type(model).__name__} has others",
             "Use `model: {name: decoder, ...}`.",
         )
-    kind = _rack_class(type(model))
-    return kind.from_model(model, precision=precision, time_embedding=time_embedding, mask_token=mask_token, seed=seed)
+    kind: Any = type(model)
+    return _rack_class(kind).from_model(
+        model, precision=precision, time_embedding=time_embedding, mask_token=mask_token, seed=seed
+    )
 
 
 @cache

@@ -1,0 +1,64 @@
+"""What a tiny run is made of, by what its samples are: for tests whose components come from the registry.
+
+A masking strategy reads samples of one kind, and a model too. Who registers a masking strategy for samples that are no
+text adds a kind here; everything that is not named is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+__all__ = ["KINDS_OF_DATA", "TEXT", "KindOfData", "kind_of_masking", "kind_of_model"]
+
+
+@frozen
+class KindOfData:
+    """Samples of one kind, and models that read them.
+
+    Attributes:
+        data: the section of a source that needs no download; ``{text}`` in a value stands for a text file.
+        models: sections of models, width 16 or less; the first one can grow.
+        masking: strategies that read such samples.
+        phase: options of a phase that takes short steps, as far as it has them.
+    """
+
+    data: Mapping[str, Any]
+    models: tuple[Mapping[str, Any], ...]
+    masking: tuple[str, ...]
+    phase: Mapping[str, Any]
+
+
+#: Bytes, because masked objectives need an id that the text does not use.
+TEXT: Final = KindOfData(
+    data={"name": "text", "path": "{text}", "tokenizer": "bytes"},
+    models=({"name": "decoder", "width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32},),
+    masking=(),
+    phase={"batch_size": 2, "block_size": 8},
+)
+
+KINDS_OF_DATA: Final[Mapping[str, KindOfData]] = {
+    "text": TEXT,
+    "images": KindOfData(
+        data={"name": "digits"},
+        models=(
+            {"name": "vit", "width": 16, "layers": 1, "heads": 2, "patch_size": 4, "group_size": 32},
+            {"name": "convnet", "width": 8, "layers": 1, "group_size": 32},
+        ),
+        masking=("labels",),
+        phase={"batch_size": 64},
+    ),
+}
+
+
+def kind_of_masking(name: str) -> KindOfData:
+    """What the masking strategy ``name`` reads."""
+    return next((kind for kind in KINDS_OF_DATA.values() if name in kind.masking), TEXT)
+
+
+def kind_of_model(name: str) -> KindOfData:
+    """What the model ``name`` reads."""
+    named = (kind for kind in KINDS_OF_DATA.values() if name in {model["name"] for model in kind.models})
+    return next(named, TEXT)
