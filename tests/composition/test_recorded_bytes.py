@@ -37,8 +37,16 @@ def _backends_are_forgotten() -> Iterator[None]:
     reset_backends()
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-@pytest.mark.parametrize("config", RECORDED)
+# Each config and each backend once; the other two combinations are slow.
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [
+        ("exact", "cpu"),
+        ("exact_pure", "torch"),
+        pytest.param("exact", "torch", marks=pytest.mark.slow),
+        pytest.param("exact_pure", "cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_an_exact_run_ends_with_the_recorded_bytes(config: str, backend: str, tmp_path: Path) -> None:
     if backend not in [each.name for each in candidates() if each.usable]:
         pytest.skip("not installed here")

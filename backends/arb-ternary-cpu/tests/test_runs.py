@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -112,9 +113,15 @@ def wanted(run: Run) -> Callable[[str], Trained]:
     return trained
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("isa", usable_isas())
-@pytest.mark.parametrize("optimizer", RULES)
+def cases() -> Iterator[Any]:
+    """Every rule with all instructions and numbers of threads: half of them, in which every two meet, and slow ones."""
+    for place in product(enumerate(OPTIMIZERS), enumerate(usable_isas()), enumerate((1, 2))):
+        indices, names = zip(*place, strict=True)
+        slow = names[0] == "three_levels" or sum(indices) % 2
+        yield pytest.param(*names, marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("optimizer", "isa", "threads"), list(cases()))
 def test_an_exact_run_has_the_bytes_of_the_torch_backend(
     optimizer: str,
     isa: str,
