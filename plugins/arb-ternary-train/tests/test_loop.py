@@ -55,7 +55,7 @@ class Context:
         self.make = make
         self.device = torch.device("cpu")
         self.seed = 1
-        self.step = 0
+        self.step = self.phase_index = 0
         self.vocabulary_size = VOCABULARY
         self.masking = CausalMasking()
         stream = np.random.default_rng(0).integers(0, VOCABULARY, 400)
@@ -70,7 +70,7 @@ class Context:
         self.weights = WholeWeights()
         self.tokens = 0
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self, choice: None = None, factors: object = None) -> Any:
         return self.make(list(self.model.parameters()))
 
     def mark_progress(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, ParamSpec
 
 import torch
@@ -28,6 +29,7 @@ from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, block_size_of, evaluate, noun_of
 from arb_ternary_train.logbook import Logbook
 from arb_ternary_train.observers import RunObservers
+from arb_ternary_train.optim.factored import with_factors
 from arb_ternary_train.protocols import LimitedLength, ModelChangingPhase
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
@@ -135,8 +137,12 @@ class TrainingContext:
         """Name of the current phase; empty between phases."""
         return "" if self.phase is None else self.phase.name
 
-    def make_optimizer(self, choice: OptimizerChoice | None = None) -> Optimizer:
+    def make_optimizer(
+        self, choice: OptimizerChoice | None = None, factors: Mapping[str, float] = MappingProxyType({})
+    ) -> Optimizer:
         """An optimizer over everything in the model that can be trained now: the config's, or that of ``choice``.
+
+        ``factors`` multiply the rates of parts, by their names.
 
         Raises:
             ConfigError: the model has parts that the optimizer cannot train.
@@ -145,7 +151,8 @@ class TrainingContext:
         trainable = evolve(collect_trainable(self.model), later=later)
         if not trainable.parts:
             raise ConfigError("model: nothing in it can be trained; every part is frozen")
-        self.optimizer = build_optimizer("optimizer", choice or self.config.optimizer, trainable)
+        wanted = with_factors(choice or self.config.optimizer, factors)
+        self.optimizer = build_optimizer("optimizer", wanted, trainable)
         return self.optimizer
 
     def note(self, text: str) -> None:

@@ -70,7 +70,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
             "checkpoint": checkpoint.name,
             "data": record["data"],
             "versions": record["versions"],
-            **{key: record[key] for key in ("imported", "init_from") if record.get(key)},
+            **{key: record[key] for key in ("imported", "init_from", "init_skip") if record.get(key)},
         },
     }
 

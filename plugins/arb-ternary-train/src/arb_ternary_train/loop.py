@@ -32,6 +32,7 @@ from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedB
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import block_size_of, forward_arguments, masked_loss
+from arb_ternary_train.fine_tuning import FineTuning
 from arb_ternary_train.in_flight import InFlight, Outcome, in_flight_state, load_in_flight
 from arb_ternary_train.model_options import apply_model_options, to_device
 from arb_ternary_train.optim.joined import JoinedOptimizer
@@ -58,7 +59,8 @@ class TrainingLoop:
 
     A phase calls :meth:`train_micro_batch` until ``step`` has reached ``options.steps``. One that masks, predicts or
     judges in another way overrides :meth:`mask`, :meth:`predict` or :meth:`loss`; one whose rates follow more than the
-    schedule, :meth:`set_rates`. What is frozen when the loop is made is not trained.
+    schedule, :meth:`set_rates`. What is frozen when the loop is made is not trained, nor is what its options freeze
+    until it is closed.
 
     Args:
         context: the run.
@@ -87,6 +89,7 @@ class TrainingLoop:
         self._in_flight = InFlight()
         self.model, device = context.model, context.device
         apply_model_options(self.model, options, device)
+        self._tuning = FineTuning(self.model, options, f"phases[{context.phase_index}]")
         settle_threads(context, options, key)
         self._scaler = scaler_for(device, options.use_amp, options.amp_dtype)
         self.adjustment = Adjustment()
@@ -98,7 +101,7 @@ class TrainingLoop:
             compiled=options.compile_model,
         )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
-        self._take_on(context.make_optimizer())
+        self._take_on(context.make_optimizer(factors=self._tuning.factors))
         request = BatchRequest(
             options.batch_size,
             options.block_size,
@@ -121,10 +124,11 @@ class TrainingLoop:
             self.policy.begin(self)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and let learn again what the options have frozen."""
         if self.policy is not None:
             self.policy.close()
         self.batches.close()
+        self._tuning.release()
 
     def use_optimizer(self, choice: OptimizerChoice) -> None:
         """Train with the optimizer of ``choice`` from the next step on. What the last one kept is not handed over.
@@ -132,7 +136,7 @@ class TrainingLoop:
         Raises:
             ConfigError: it cannot train the model, or not with the loop's options.
         """
-        self._take_on(self.context.make_optimizer(choice))
+        self._take_on(self.context.make_optimizer(choice, self._tuning.factors))
         self.optimizer_choice = choice
 
     def _take_on(self, optimizer: Optimizer) -> None:

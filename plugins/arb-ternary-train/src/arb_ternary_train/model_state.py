@@ -113,14 +113,20 @@ class Walk:
             pass
 
 
-def load_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """``model.load_state_dict(tensors)`` for the names, shapes and kinds of its own, each tensor asked for once."""
+def load_parts(model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[str] = frozenset()) -> None:
+    """``model.load_state_dict(tensors)`` for the names, shapes and kinds of its own, each tensor asked for once.
+
+    Those of the names ``kept`` are not asked for, and stay as they are.
+    """
     for module, prefix, whole in _units(model):
-        if whole:
-            names = [name for name, _ in _save(module, prefix).items()]
-            module.load_state_dict({name.removeprefix(prefix): tensors[name] for name in names})
+        names = [*(_save(module, prefix) if whole else _outline(module, prefix))]
+        if names and kept.issuperset(names):
             continue
-        part = {name: tensors[name] for name in _outline(module, prefix)}
+        own = {} if kept.isdisjoint(names) else (_save(module, prefix) if whole else _own(module, prefix))
+        part = {name: own[name] if name in kept else tensors[name] for name in names}
+        if whole:
+            module.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in part.items()})
+            continue
         faults: list[str] = []
         module._load_from_state_dict(part, prefix, {}, True, [], [], faults)
         if faults:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 from attrs import frozen
+from attrs.converters import optional as optional_converter
 
 from arb_ternary.config.choice import Choice
 from arb_ternary.config.fields import without_effect
@@ -32,6 +34,13 @@ EVAL_EVERY: Final = (
 
 #: Micro-batches of a step, of whose votes each has random numbers of its own: 2**20 casts, 256 of them a micro-batch.
 step_size: Final = Rule("1 to 4096", lambda value: 1 <= value <= 4096, {"minimum": 1, "maximum": 4096})
+#: Patterns of names, at least one.
+_patterns: Final = Rule("a list of at least one pattern", lambda value: len(value) > 0 and all(value), {"minItems": 1})
+_factors: Final = Rule(
+    "factors greater than 0 by patterns of names; what is not to learn belongs into 'freeze'",
+    lambda value: bool(value) and all(0 < factor < math.inf for factor in value.values()),
+    {"minProperties": 1, "additionalProperties": {"exclusiveMinimum": 0}},
+)
 
 
 @frozen(kw_only=True)
@@ -83,7 +92,19 @@ class LoopOptions:
     max_skipped: int = option(
         100, "give up after so many micro-batches in a row without a finite loss", validator=positive
     )
-
+    freeze: tuple[str, ...] | None = option(
+        None,
+        "what does not learn in this phase: patterns of names of modules or parameters, such as embedding or "
+        "blocks.0.*; null = nothing is frozen",
+        validator=optional(_patterns),
+        converter=optional_converter(tuple),
+    )
+    rate_factors: dict[str, float] | None = option(
+        None,
+        "what the rates of ternary modules and float parameters are multiplied by, by such patterns; of several that "
+        "name a part all count; null = none",
+        validator=optional(_factors),
+    )
     policy: Choice[PolicySpec] | None = option(
         None, "what decides, step by step, how the loop goes on, and may change optimizer and rates; null = nothing"
     )
@@ -124,6 +145,18 @@ class StandardConfig(LoopOptions):
     init_from: str | None = option(
         None, "run directory or checkpoint whose weights the phase starts from; null = the model as it is"
     )
+    init_skip: tuple[str, ...] | None = option(
+        None,
+        "what init_from does not give: patterns of names of modules or tensors, such as head, that stay as they are "
+        "and may have other shapes; null = it gives all",
+        validator=optional(_patterns),
+        converter=optional_converter(tuple),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.init_skip is not None and self.init_from is None:
+            raise ValueError("'init_skip' has no effect without 'init_from'")
 
 
 def loop_contradictions(options: Any, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.evaluate import loss_unit_of, noun_of
+from arb_ternary_train.fine_tuning import check_patterns
 from arb_ternary_train.identity import differences, run_identity
 from arb_ternary_train.init_from import load_weights, run_of
 from arb_ternary_train.logbook import Logbook
@@ -57,6 +58,8 @@ class RunRequest:
         resume: None = a new run; ``"auto"`` = from the newest good checkpoint, or from the start where there is none
             yet; a path = from that checkpoint, or from the newest of that run directory, or not at all.
         init_from: run directory or checkpoint whose weights the run starts from.
+        init_skip: patterns of names of modules or tensors that ``init_from`` does not give: they stay as they were
+            made, for the vocabulary of the data, and may have other shapes.
         backend: kernel backend, over what the environment and the config say.
         reporter: what a person sees; by default a progress bar on a terminal and plain lines elsewhere.
         faults: see ``CheckpointStore``.
@@ -66,6 +69,7 @@ class RunRequest:
     directory: Path | None = None
     resume: str | Path | None = None
     init_from: Path | None = None
+    init_skip: tuple[str, ...] = ()
     backend: str | None = None
     reporter: Callable[[LogFile], Reporter] = make_reporter
     faults: Callable[[str], None] = no_fault
@@ -96,17 +100,24 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         raise_faults(faults, {}, config.name)
     if request.resume is not None and request.init_from is not None:
         raise UsageProblem("--init-from: a resumed run goes on with its own weights", "Give --resume or --init-from.")
+    if request.init_skip and request.init_from is None:
+        raise UsageProblem(
+            "--init-skip: it says what --init-from does not give",
+            "Give --init-from RUN too; a resumed run keeps what it began with.",
+        )
     with ExitStack() as stack:
         world = stack.enter_context(joined(config.device)) if request.world is None else request.world
         refuse_config(config, world)
         request = _as_restarted(request, world)
         files, named = _located(config, request, world)
         exists = world.from_main(files.exists)
-        model_from = files.path if exists else request.init_from
+        # What is skipped may be a head for other classes, so that the data alone say how many there are.
+        model_from = files.path if exists else None if request.init_skip else request.init_from
         size = world.from_main(lambda: _vocabulary_of(model_from))
         parts = build_parts(config, backend=request.backend, vocabulary_size=size, device=world.device)
         agree_on_run(world, config, parts)
         refuse_parts(config, parts, world)
+        check_patterns(config, parts.model)
         identity = run_identity(config, parts.data)
         if not exists:
             world.from_main(lambda: _create(files, config, parts, request))
@@ -174,7 +185,7 @@ def _as_restarted(request: RunRequest, world: World) -> RunRequest:
 
 def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: RunRequest) -> None:
     data = parts.data
-    record = {
+    record: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
         "device": str(resolve_device(config.device)),
@@ -185,6 +196,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),
+        **({"init_skip": [*request.init_skip]} if request.init_skip else {}),
     }
     files.create(dump_yaml(to_plain(config)), record, data.attachments() if isinstance(data, Attachments) else {})
 
@@ -220,10 +232,12 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
     """Start at step 0, or where ``checkpoint`` was written."""
     if checkpoint is None:
         # Whatever a killed attempt left here before its first checkpoint does not count.
-        init_from = request.init_from or context.world.from_main(context.files.record).get("init_from")
+        record = context.world.from_main(context.files.record)
+        init_from, skip = record["init_from"], record.get("init_skip", ())
         if init_from is not None:
-            loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=context.config.model)
-            context.note(f"weights from {loaded}")
+            model = context.config.model
+            loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=model, skip=skip)
+            context.note(f"weights from {loaded}" + (f", but for {', '.join(skip)}" if skip else ""))
     else:
         restore_run(context, checkpoint)
     context.tell(hookspecs.arb_run_start, context)

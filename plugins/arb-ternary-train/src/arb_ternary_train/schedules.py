@@ -28,10 +28,13 @@ from arb_ternary.optim.protocol import inner_optimizers
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
+__all__ = ["RATE_FACTOR", "SCHEDULES", "ScheduleName", "apply_schedule", "scheduled_groups", "scheduled_value"]
 
 ScheduleName = Literal["cosine", "linear", "sqrt", "two_stage", "constant", "none"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = ("cosine", "linear", "sqrt", "two_stage", "constant", "none")
+
+#: Entry of a group: what a rate that is given for all parts is multiplied by for its own; 1 where there is none.
+RATE_FACTOR: Final = "rate_factor"
 
 
 def scheduled_value(kind: ScheduleName, step: int, *, steps: int, warmup: int, peak: float, floor: float) -> float:
@@ -87,15 +90,17 @@ def apply_schedule(
     """Set the rate of every scheduled group for step ``step`` and return the first of each kind.
 
     The peak of a float group is ``lr``, or its own initial rate where ``lr`` is None, and its floor ``min_lr``, or
-    ``min_rate`` times the peak. A ternary group goes from its own initial rate to ``min_rate`` times that. A group's
-    initial rate is kept in it as ``initial_lr``, as torch's schedulers do, and so is part of the optimizer's state.
+    ``min_rate`` times the peak; ``lr`` and ``min_lr`` times the group's ``rate_factor``, which its own rate has in it.
+    A ternary group goes from its own initial rate to ``min_rate`` times that. A group's initial rate is kept in it as
+    ``initial_lr``, as torch's schedulers do, and so is part of the optimizer's state.
     """
     rates: dict[str, float] = {}
     for group in scheduled_groups(optimizer):
         is_float = group.get("kind", "float") == "float"
         base = float(group.setdefault("initial_lr", group["lr"]))
-        peak = lr if is_float and lr is not None else base
-        floor = min_lr if is_float and min_lr is not None else peak * min_rate
+        factor = group.get(RATE_FACTOR, 1.0)
+        peak = lr * factor if is_float and lr is not None else base
+        floor = min_lr * factor if is_float and min_lr is not None else peak * min_rate
         if kind != "none" or (is_float and lr is not None):
             group["lr"] = scheduled_value(kind, step, steps=steps, warmup=warmup, peak=peak, floor=floor)
         rates.setdefault("lr" if is_float else "rate", float(group["lr"]))

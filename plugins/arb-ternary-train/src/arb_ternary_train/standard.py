@@ -49,7 +49,14 @@ class StandardPhase:
         """Train to the last step, from the start or from where ``load_state_dict`` left off; see ``Phase``."""
         config, reporter = self.config, context.logbook.reporter
         if self._restored is None and config.init_from is not None:
-            load_weights(context.model, Path(config.init_from), seed=context.seed, options=context.config.model)
+            load_weights(
+                context.model,
+                Path(config.init_from),
+                seed=context.seed,
+                options=context.config.model,
+                skip=config.init_skip or (),
+                where=f"phases[{context.phase_index}].init_skip",
+            )
         loop = self._loop = self.make_loop(context, resumed=self._restored is not None)
         try:
             if self._restored is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loop import TrainingLoop
-from arb_ternary_train.schedules import scheduled_groups
+from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
 from arb_ternary_upcycle.streams import Streams, updates_of
 from arb_ternary_upcycle.training_options import BlockwiseConfig
 from arb_ternary_upcycle.trend import Autotune
@@ -98,4 +98,8 @@ def _peak(group: dict[str, object], lr: float | None) -> float:
     """The highest rate that a schedule gives a group."""
     own = group.get("initial_lr", group["lr"])
     assert isinstance(own, float | int)
-    return lr if lr is not None and group.get("kind", "float") == "float" else float(own)
+    if lr is None or group.get("kind", "float") != "float":
+        return float(own)
+    factor = group.get(RATE_FACTOR, 1.0)
+    assert isinstance(factor, float)
+    return lr * factor

@@ -32,6 +32,12 @@ __all__ = ["train"]
     help="Continue: from the newest good checkpoint (auto), or from this checkpoint or run directory.",
 )
 @click.option("--init-from", type=click.Path(path_type=Path), metavar="RUN", help="Start from another run's weights.")
+@click.option(
+    "--init-skip",
+    multiple=True,
+    metavar="PATTERN",
+    help="What --init-from does not give, by name, such as head: it starts afresh and may have other shapes.",
+)
 @click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the config.")
 @plugin_files
 @as_json
@@ -45,6 +51,7 @@ def train(
     run_dir: Path | None,
     resume: str | None,
     init_from: Path | None,
+    init_skip: tuple[str, ...],
     backend: str | None,
     as_json: bool,
 ) -> None:
@@ -70,7 +77,9 @@ def train(
     if backend is None and loaded.origins["backend",].kind == "override":
         backend = loaded.config.backend  # -o is the command line too, and goes before the environment
     with joined(loaded.config.device) as world:
-        request = RunRequest(directory=run_dir, resume=resume, init_from=init_from, backend=backend, world=world)
+        request = RunRequest(
+            directory=run_dir, resume=resume, init_from=init_from, init_skip=init_skip, backend=backend, world=world
+        )
         report = run(loaded.config, request)
     if world.is_main:
         show_outcome(report, as_json=as_json)
