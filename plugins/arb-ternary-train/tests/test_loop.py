@@ -483,7 +483,7 @@ def ternary_loop(monkeypatch: pytest.MonkeyPatch, overflows: tuple[int, ...]) ->
     monkeypatch.setattr(module, "scaler_for", lambda *_: torch.amp.GradScaler("cpu", init_scale=1024.0))
     model, calls = TernaryNet(), iter(range(1, 100))
     context = Context(model, lambda _: None)
-    context.make_optimizer = lambda: JoinedOptimizer(  # type: ignore[method-assign]
+    context.make_optimizer = lambda choice=None, factors=None: JoinedOptimizer(  # type: ignore[method-assign]
         {"ternary": SignVotes({"table": model.table}), "float": torch.optim.SGD(model.embed.parameters(), lr=0.1)}
     )
     model.embed.weight.register_hook(lambda gradient: gradient * (math.inf if next(calls) in overflows else 1.0))
@@ -528,6 +528,7 @@ def test_without_a_scaler_no_accumulators_are_kept_for_undoing(monkeypatch: pyte
     assert ternary_loop(monkeypatch, ())[1].table.undoable
     monkeypatch.setattr(module, "scaler_for", lambda *_: None)
     context = Context(TernaryNet(), lambda _: None)
-    context.make_optimizer = lambda: SignVotes({"table": context.model.table})  # type: ignore[method-assign,dict-item]
+    table: Any = {"table": context.model.table}
+    context.make_optimizer = lambda choice=None, factors=None: SignVotes(table)  # type: ignore[method-assign]
     TrainingLoop(context, LoopOptions(steps=1, batch_size=4, block_size=5), "phase 0")  # type: ignore[arg-type,call-arg]
     assert not context.model.table.undoable  # type: ignore[union-attr]

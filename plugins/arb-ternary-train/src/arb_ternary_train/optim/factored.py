@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from arb_ternary.config.choice import Choice, OptimizerChoice
 from arb_ternary.optim.protocol import Trainable, build_optimizer, takes_loss_signal
-from arb_ternary.optim.ternary import JoinedOptimizer
 from arb_ternary.specs import OptimizerSpec
+from arb_ternary_train.optim.joined import JoinedOptimizer
 from arb_ternary_train.schedules import RATE_FACTOR, scheduled_groups
 
 __all__ = ["FactoredOptimizer", "build", "with_factors"]
