@@ -9,14 +9,13 @@ import torch
 
 from arb_ternary_diffusion.noise import (
     Parts,
-    PredictionName,
-    ScheduleName,
     alpha_bar,
     level,
     noisy,
     parts_of,
     target_of,
 )
+from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
 PREDICTIONS = get_args(PredictionName)
 SCHEDULES = get_args(ScheduleName)

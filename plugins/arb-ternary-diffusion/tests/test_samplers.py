@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from arb_ternary_diffusion.noise import Parts, PredictionName, ScheduleName, alpha_bar, level, target_of
+from arb_ternary_diffusion.noise import Parts, alpha_bar, level, target_of
+from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 from arb_ternary_diffusion.samplers import Denoiser, draw, guided
 
 PREDICTIONS = get_args(PredictionName)
@@ -48,6 +50,11 @@ def spread_after(schedule: ScheduleName, steps: int, eta: float) -> float:
 
 def noise(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(count, 1, generator=torch.Generator().manual_seed(3), dtype=dtype)
+
+
+def fresh(seed: int, count: int) -> Callable[[], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda: torch.randn(count, 1, generator=generator)
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
@@ -90,7 +97,7 @@ def test_moments_of_samplers_that_add_noise(prediction: PredictionName, sampler:
         sampler=sampler,  # type: ignore[arg-type]
         eta=eta,
         limit=None,
-        generator=torch.Generator().manual_seed(4),
+        fresh=fresh(4, count),
     )
     spread = spread_after("cosine", steps, 1.0 if sampler == "ddpm" else eta)
     error = spread / math.sqrt(count)  # of the mean; that of the standard deviation is smaller by sqrt(2)
@@ -116,7 +123,7 @@ def test_ddpm_is_ddim_with_all_its_noise() -> None:
             steps=30,
             sampler=sampler,  # type: ignore[arg-type]
             eta=eta,
-            generator=torch.Generator().manual_seed(5),
+            fresh=fresh(5, 50),
         )
 
     torch.testing.assert_close(drawn("ddpm", 0.0), drawn("ddim", 1.0), rtol=0, atol=1e-12)

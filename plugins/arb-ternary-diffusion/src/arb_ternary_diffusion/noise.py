@@ -11,15 +11,14 @@ Shapes: ``B`` samples; ``...`` is whatever a sample is.
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Level", "Parts", "PredictionName", "ScheduleName", "alpha_bar", "level", "noisy", "parts_of", "target_of"]
+from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
-ScheduleName = Literal["cosine", "linear"]
-PredictionName = Literal["x0", "epsilon", "v"]
+__all__ = ["Level", "Parts", "alpha_bar", "level", "noisy", "parts_of", "target_of"]
 
 #: Least ``alpha_bar``: the end of the linear schedule has 4e-5, that of the cosine would have 0, from which no sample
 #: could be told.

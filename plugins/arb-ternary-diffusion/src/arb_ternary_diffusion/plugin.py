@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import MaskingSpec
-from arb_ternary_train.specs import GeneratorSpec
+from arb_ternary.specs import MaskingSpec, ModelSpec
+from arb_ternary_train.specs import GeneratorSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -14,6 +14,24 @@ ARB_API_VERSION = (1, 0)
 @hookimpl
 def arb_plugin_info() -> Mapping[str, str]:
     return {"summary": "diffusion: ternary U-Net and DiT, noise schedules, samplers, masked diffusion of text"}
+
+
+@hookimpl
+def arb_register_models() -> Sequence[ModelSpec]:
+    return (
+        ModelSpec(
+            name="dit",
+            target="arb_ternary_diffusion.models.dit:build",
+            config="arb_ternary_diffusion.models.config:DiTConfig",
+            summary="diffusion transformer of ternary linears: takes noise away from pictures of a class",
+        ),
+        ModelSpec(
+            name="unet",
+            target="arb_ternary_diffusion.models.unet:build",
+            config="arb_ternary_diffusion.models.config:UNetConfig",
+            summary="U-Net of ternary convolutions: takes noise away from pictures of a class",
+        ),
+    )
 
 
 @hookimpl
@@ -25,12 +43,36 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             config="arb_ternary_diffusion.absorbing_config:AbsorbingConfig",
             summary="masked diffusion: tokens hidden by a uniform time, a loss that bounds the likelihood",
         ),
+        MaskingSpec(
+            name="noise",
+            target="arb_ternary_diffusion.noise_masking:build",
+            config="arb_ternary_diffusion.noise_config:NoiseConfig",
+            summary="pictures are made noisy; the model predicts the picture, the noise, or v",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_trackers() -> Sequence[TrackerSpec]:
+    return (
+        TrackerSpec(
+            name="sample_grid",
+            target="arb_ternary_diffusion.sample_grid:build",
+            config="arb_ternary_diffusion.sample_grid:SampleGridConfig",
+            summary="pictures that the model draws at every evaluation, as a PNG in the run directory",
+        ),
     )
 
 
 @hookimpl
 def arb_register_generators() -> Sequence[GeneratorSpec]:
     return (
+        GeneratorSpec(
+            name="image_diffusion",
+            target="arb_ternary_diffusion.cli.generate:draw",
+            masking=("noise",),
+            summary="pictures from noise, in one PNG",
+        ),
         GeneratorSpec(
             name="text_diffusion",
             target="arb_ternary_diffusion.text_generate:generate",

@@ -1,7 +1,7 @@
 """From noise to samples, step by step: DDIM (Song et al., 2021) and DDPM (Ho et al., 2020).
 
 Both go over the same grid of times, ``1 = t_0 > t_1 > ... > t_K = 0``, and ask the denoiser at each but the last. Every
-step is computed in float32 whatever the denoiser computes in; randomness comes from the generator alone.
+step is computed in the dtype of the noise, whatever the denoiser computes in.
 
 Shapes: ``B`` samples; ``...`` is whatever a sample is.
 """
@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from arb_ternary_diffusion.noise import Level, Parts, PredictionName, ScheduleName, level, parts_of
+from arb_ternary_diffusion.noise import Level, Parts, level, parts_of
+from arb_ternary_diffusion.noise_config import PredictionName, ScheduleName
 
 __all__ = ["Denoiser", "SamplerName", "draw", "guided"]
 
@@ -49,7 +50,7 @@ def draw(
     sampler: SamplerName = "ddim",
     eta: float = 0.0,
     limit: float | None = 1.0,
-    generator: torch.Generator | None = None,
+    fresh: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Samples that ``noise``, float32 ``[B, ...]``, becomes in ``steps`` steps; of its shape, device and dtype.
 
@@ -63,7 +64,7 @@ def draw(
             two that Ho et al. name.
         eta: noise that DDIM adds: 0 = none, a map from noise to samples; 1 = as much as DDPM.
         limit: largest absolute value that a sample can have: what exceeds it is cut in every step; None = any.
-        generator: of the noise that is added, on the host.
+        fresh: draws the noise that is added in a step, of the shape of ``noise``; None = from torch's own generator.
 
     Raises:
         ValueError: there is not one step, or ``eta`` is given to DDPM or is negative.
@@ -77,15 +78,17 @@ def draw(
     for number, time in enumerate(grid[:-1]):
         time_B = torch.full((len(x_t),), time, dtype=torch.float32, device=x_t.device)
         now = level(schedule, time_B, x_t)
-        parts = parts_of(prediction, denoiser(x_t, time_B).float(), x_t, now)
+        parts = parts_of(prediction, denoiser(x_t, time_B).to(x_t.dtype), x_t, now)
         if limit is not None:
             x0 = parts.x0.clamp(-limit, limit)
             parts = Parts(x0, (x_t - now.alpha * x0) / now.sigma)
         if number == steps - 1:
             return parts.x0
         after = level(schedule, torch.full_like(time_B, grid[number + 1]), x_t)
-        fresh = _like(x_t, generator) if sampler == "ddpm" or eta else torch.zeros_like(x_t)
-        x_t = _ddpm(parts.x0, x_t, now, after, fresh) if sampler == "ddpm" else _ddim(parts, now, after, eta, fresh)
+        added = torch.zeros_like(x_t)
+        if sampler == "ddpm" or eta:
+            added = torch.randn_like(x_t) if fresh is None else fresh().to(x_t)
+        x_t = _ddpm(parts.x0, x_t, now, after, added) if sampler == "ddpm" else _ddim(parts, now, after, eta, added)
     raise AssertionError
 
 
@@ -103,7 +106,3 @@ def _ddpm(x0: Tensor, x_t: Tensor, now: Level, after: Level, fresh: Tensor) -> T
     variance = now.sigma.square()
     mean = after.alpha * (1 - kept) / variance * x0 + kept.sqrt() * after.sigma.square() / variance * x_t
     return mean + ((1 - kept) * after.sigma.square() / variance).sqrt() * fresh
-
-
-def _like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

@@ -1,0 +1,34 @@
+"""Options of the masking strategy ``noise``, read without torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+from arb_ternary.config.options import fraction, one_of, option
+
+__all__ = ["NoiseConfig", "PredictionName", "ScheduleName"]
+
+ScheduleName = Literal["cosine", "linear"]
+PredictionName = Literal["x0", "epsilon", "v"]
+
+
+@frozen(kw_only=True)
+class NoiseConfig:
+    """Options of the masking strategy ``noise``."""
+
+    prediction: PredictionName = option(
+        "v",
+        "what the model predicts: x0 (the sample), epsilon (the noise), or v, a mixture of both",
+        validator=one_of("x0", "epsilon", "v"),
+    )
+    schedule: ScheduleName = option(
+        "cosine", "how much noise there is at a time: cosine or linear", validator=one_of("cosine", "linear")
+    )
+    label_dropout: float = option(
+        0.1,
+        "share of training samples without their class, so that the model also learns pictures of any; 0 = none, and "
+        "no guidance",
+        validator=fraction,
+    )
