@@ -10,7 +10,7 @@ from arb_ternary_train.directory import RunDirectory
 
 def make(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
-    directory.create("name: x\n", {"seed": 1}, {"tokenizer": {"kind": "bytes"}})
+    directory.create("name: x\n", {"seed": 1}, {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]})
     return directory
 
 
@@ -18,7 +18,7 @@ def test_a_directory_is_made_whole_and_reads_back(tmp_path: Path) -> None:
     made = make(tmp_path / "deep" / "run")
     assert made.config_file.read_text() == "name: x\n"
     assert RunDirectory.existing(made.path).record()["seed"] == 1
-    assert made.attachments() == {"tokenizer": {"kind": "bytes"}}
+    assert made.attachments() == {"tokenizer": {"kind": "bytes"}, "classes": ["0", "1"]}
     assert sorted(path.name for path in made.path.parent.iterdir()) == ["run"]
 
 

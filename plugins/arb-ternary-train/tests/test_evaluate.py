@@ -16,6 +16,7 @@ from arb_ternary_text.data.masking import CausalMasking
 from arb_ternary_text.data.source import StreamSource
 from arb_ternary_text.data.tokenizers import IdTokenizer
 from arb_ternary_train.evaluate import Evaluation, evaluate, evaluation_mode, masked_loss
+from arb_ternary_train.report import baselines_of
 
 CPU = torch.device("cpu")
 
@@ -154,3 +155,19 @@ def test_a_batch_in_which_no_position_counts_has_loss_zero_and_a_gradient_of_zer
 
 def test_an_infinite_loss_has_an_infinite_perplexity() -> None:
     assert Evaluation(loss=1e6, tokens=1).perplexity == math.inf
+
+
+def test_cross_entropies_of_simple_predictors_are_no_baselines_of_another_loss() -> None:
+    class Counted:
+        def baselines(self, block_size: int) -> dict[str, float]:
+            return {"unigram_entropy": float(block_size)}
+
+    class Squared(CausalMasking):
+        loss_unit = "squared error"
+
+        def losses(self, output: torch.Tensor, batch: MaskedBatch) -> torch.Tensor:
+            return output.square().flatten()
+
+    source: Any = Counted()
+    assert baselines_of(source, CausalMasking(), (4, 8)) == {"unigram_entropy": 8.0}
+    assert baselines_of(source, Squared(), (4, 8)) == {}

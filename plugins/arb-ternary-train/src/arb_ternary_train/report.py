@@ -8,12 +8,12 @@ from typing import Any
 from attrs import field, frozen
 
 from arb_ternary.errors import ArbError
-from arb_ternary.protocols.data import DataSource
+from arb_ternary.protocols.data import DataSource, MaskingStrategy
 from arb_ternary_train.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.linear_state import LinearState, linear_state
-from arb_ternary_train.protocols import Baselines, CheckResult
+from arb_ternary_train.protocols import Baselines, CheckResult, OwnLosses
 
 __all__ = ["RunReport", "baselines_of", "make_report"]
 
@@ -109,9 +109,12 @@ class RunReport:
         }
 
 
-def baselines_of(data: DataSource, shape: tuple[int, int]) -> Mapping[str, float]:
-    """What simple predictors reach on the samples of an evaluation of that ``(batch_size, block_size)``."""
-    return data.baselines(shape[1]) if isinstance(data, Baselines) else {}
+def baselines_of(data: DataSource, masking: MaskingStrategy, shape: tuple[int, int]) -> Mapping[str, float]:
+    """What simple predictors reach on the samples of an evaluation of that ``(batch_size, block_size)``.
+
+    Nothing where losses are the masking's own: those of the data are cross entropies.
+    """
+    return data.baselines(shape[1]) if isinstance(data, Baselines) and not isinstance(masking, OwnLosses) else {}
 
 
 def _words(name: str) -> str:
@@ -126,7 +129,7 @@ def make_report(context: TrainingContext, checks: Sequence[tuple[str, CheckResul
         steps=context.step,
         tokens=context.tokens,
         validation_loss=None if validation is None else validation.loss,
-        baselines=baselines_of(context.data, context.shape_to_evaluate),
+        baselines=baselines_of(context.data, context.masking, context.shape_to_evaluate),
         tokens_per_second=book.train_tokens / book.train_seconds if book.train_seconds else 0.0,
         audit=audit(context.model, context.optimizer),
         linears=linear_state(context.model, context.optimizer),

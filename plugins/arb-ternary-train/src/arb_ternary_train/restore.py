@@ -113,4 +113,4 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
             device=run.device,
             step=run.checkpoint.step,
         )
-    return result, baselines_of(data, shape)
+    return result, baselines_of(data, masking, shape)

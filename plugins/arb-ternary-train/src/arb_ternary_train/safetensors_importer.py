@@ -106,8 +106,8 @@ def _read(source: Path) -> _Export:
     if not isinstance(model, dict) or type(size) is not int or size < 1:
         raise DataError(f"{source}: its metadata are damaged: a model {facts['model']!r:.80} of {size!r:.20} ids")
     attachments = {name: value for name, value in facts.items() if name not in _FACTS}
-    if bad := [name for name, value in attachments.items() if not isinstance(value, dict)]:
-        raise DataError(f"{source}: its metadata are damaged: {bad[0]!r} is not an object")
+    if not isinstance(attachments.get("tokenizer", {}), dict):
+        raise DataError(f"{source}: its metadata are damaged: 'tokenizer' is not an object")
     return _Export(file, {**facts, "model": model}, attachments)
 
 
