@@ -122,6 +122,7 @@ def main() -> None:
         if (wanted := missing(results["runs"])) is None:
             break
         results["runs"].append(measured(*wanted, arguments.work))
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
         print(results["runs"][-1], flush=True)
 

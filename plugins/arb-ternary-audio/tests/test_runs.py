@@ -10,12 +10,15 @@ import torch
 from attrs import evolve
 
 from arb_ternary.cli.main import main
+from arb_ternary_audio.data import formants
+from arb_ternary_audio.data.formants import FormantsConfig
 from arb_ternary_testing.interruption import Crash, interruption
 from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.checkpoint_format import encode_state
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
+from arb_ternary_train.restore import load_run
 from arb_ternary_train.runner import RunRequest, train
 
 CODES = """
@@ -158,3 +161,26 @@ def test_a_run_on_words_keeps_what_makes_pictures_of_other_sounds_and_counts_sou
     assert 0.0 <= result["validation_metrics"]["accuracy"] <= 1.0
     assert main(["eval", str(run)]) == 0
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_what_is_in_sound_files_is_what_the_model_says_of_their_pictures(tmp_path, capsys):
+    run = _train(tmp_path, KINDS["vit"].format(exact="false"), "run").path
+    source = formants.build(FormantsConfig(words=20, held_out=10))
+    files = [tmp_path / f"{name}.wav" for name in "ab"]
+    for file, samples in zip(files, source.validation_sounds.samples, strict=False):
+        soundfile.write(file, samples, 8000)
+    capsys.readouterr()
+    assert main(["generate", str(run), *map(str, files)]) == 0
+    told = capsys.readouterr().out
+    with torch.no_grad():
+        chances = load_run(run).model(source.validation.read(np.arange(2)).data).softmax(dim=1)
+    for file, chance in zip(files, chances, strict=True):
+        (line,) = (line for line in told.splitlines() if str(file) in line)
+        assert line.split()[-2:] == [source.classes[int(chance.argmax())], f"{float(chance.max()):.3f}"]
+    long = tmp_path / "long.wav"
+    soundfile.write(long, np.zeros(8000), 8000)
+    assert main(["generate", str(run), str(long)]) == 1
+    assert "long.wav: 1.00 s, and a sample has 0.8 s" in capsys.readouterr().err
+    assert main(["generate", str(run), str(long), "--longer", "cut"]) == 0
+    assert main(["generate", str(run)]) == 2
+    assert "--with classify" in capsys.readouterr().err

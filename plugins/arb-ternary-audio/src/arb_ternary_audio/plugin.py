@@ -50,4 +50,11 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             data=("audio_codes",),
             summary="draws sounds, or continues one, with a model of audio codes",
         ),
+        GeneratorSpec(
+            name="listen",
+            target="arb_ternary_audio.cli.listen:listen",
+            masking=("labels",),
+            data=("formants", "sounds"),
+            summary="says what is in sound files, with a model that was trained on sounds by class",
+        ),
     )
