@@ -112,3 +112,24 @@ def test_a_small_file_that_claims_a_large_array_is_refused_unread(files):
         archive.writestr("x.npy", header.getvalue())
     with pytest.raises(DataError, match=r"bomb\.npz:x: 1,000,000 megabytes are needed, more than max_megabytes, 4,096"):
         source(images="bomb.npz:x", labels="labels.npy")
+
+
+def test_numbers_that_are_no_labels_do_not_become_names_of_classes(files):
+    for wrong in (LABELS + 10**9, LABELS - 1, LABELS.astype(np.uint64) + np.uint64(2**63)):
+        np.save("labels.npy", wrong)
+        with pytest.raises(DataError, match=f"labels.npy: labels reach from {wrong.min()} to {wrong.max()}"):
+            source(images="images.npy", labels="labels.npy")
+
+
+def test_a_member_that_is_no_array_is_not_offered(files):
+    with zipfile.ZipFile("all.npz", "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(DataError, match=r"no array 'readme.txt' in it"):
+        source(images="all.npz:readme.txt", labels="all.npz:y_train")
+
+
+def test_training_images_are_not_held_out_and_classes_have_different_names(files):
+    with pytest.raises(ConfigError, match="validation_images: are the training images"):
+        source(images="images.npy", labels="labels.npy", validation_images="images.npy", validation_labels="labels.npy")
+    with pytest.raises(ConfigError, match="classes: has a name twice: a, a"):
+        source(images="images.npy", labels="labels.npy", classes=["a", "a"])

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ArraysConfig", "build", "read_array"]
 
 _WHERE: Final = "a .npy file, or FILE.npz:NAME for an array in an archive"
+#: More classes than any data has; a bound against numbers that are no labels, each of which would get a name.
+_CLASSES: Final = 1 << 20
 #: Numbers of channels that tell an image's last dimension from its width.
 _CHANNELS: Final = (1, 3)
 
@@ -63,6 +65,10 @@ class ArraysConfig:
             raise ValueError("validation_images and validation_labels belong together: give both or none")
         if self.validation_images is not None and self.validation_fraction is not None:
             raise ValueError("validation_images and validation_fraction exclude each other: give one of them")
+        if self.validation_images == self.images:
+            raise ValueError("'validation_images' are the training images; null holds some of them out")
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"'classes' has a name twice: {', '.join(self.classes)}")
 
 
 def build(config: ArraysConfig) -> LabelledSource:
@@ -91,6 +97,12 @@ def _samples(config: ArraysConfig, images_at: str, labels_at: str) -> MemorySamp
         raise DataError(
             f"{labels_at}: {len(images)} whole numbers are needed, one for each image of {images_at}; there are "
             f"{labels.dtype} {list(labels.shape)}"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < _CLASSES:
+        raise DataError(
+            f"{labels_at}: labels reach from {labels.min()} to {labels.max()}; they are places of classes, from 0 "
+            f"and below {_CLASSES:,}",
+            "Write the place of each image's class in the list of classes.",
         )
     lowest, highest = (-1, 1) if images.dtype.kind == "f" else (0, config.levels)
     # Not (... and ...), because every comparison with a number that is not one is false.
@@ -139,7 +151,7 @@ def read_array(where: str, max_megabytes: int) -> NDArray[Any]:
         raise DataError(
             f"{error.filename}: no such file", f"Paths are relative to the working directory, {Path.cwd()}."
         ) from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: it is encrypted
         raise DataError(f"{where}: the array cannot be read: {error}", "The file is truncated or damaged.") from error
 
 
@@ -152,7 +164,7 @@ def _stream(where: str) -> Iterator[IO[bytes]]:
             yield stream
     elif colon and file.endswith(".npz"):
         with zipfile.ZipFile(file) as archive:
-            names = [member.removesuffix(".npy") for member in archive.namelist()]
+            names = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
             if name not in names:
                 close = nearest(name, names)
                 raise DataError(

@@ -91,6 +91,8 @@ def build(config: FolderConfig) -> LabelledSource:
     whole = _read(config, config.path, files)
     if config.validation is None:
         return split_source("images", classes, whole, config.validation_fraction or DEFAULT_FRACTION)
+    if Path(config.validation).resolve() == Path(config.path).resolve():
+        raise DataError(f"{config.validation}: the held-out images are the training images", "null holds some out.")
     held_out_classes, held_out_files = find_images(Path(config.validation))
     if unknown := sorted(set(held_out_classes) - set(classes)):
         close = nearest(unknown[0], classes)
