@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from arb_ternary.errors import DataError
+from arb_ternary.errors import ConfigError, DataError
 from arb_ternary.protocols.data import BatchRequest
 from arb_ternary_audio.data import formants, sounds
 from arb_ternary_audio.data.formants import FormantsConfig, synthetic_words
 from arb_ternary_audio.data.phones import WORDS
 from arb_ternary_audio.data.sounds import SoundsConfig
 from arb_ternary_audio.features.mel import MelConfig
+from arb_ternary_testing.component import make_choice
 
 FEW = FormantsConfig(words=40, held_out=20)
 
@@ -145,3 +146,17 @@ def test_hidden_files_do_not_count(tones):
     (tones / "low" / ".DS_Store").write_bytes(b"x")
     soundfile.write(tones / "low" / "9.WAV", np.zeros(100), 8000, format="WAV")
     assert len(sounds.read_folder(tones, SoundsConfig(path=str(tones)))) == 10
+
+
+def test_a_file_beside_the_folders_of_the_classes_is_not_passed_over(tones):
+    soundfile.write(tones / "stray.wav", np.zeros(100), 8000)
+    with pytest.raises(DataError, match=r"stray\.wav: a file beside the folders of the classes"):
+        sounds.build(SoundsConfig(path=str(tones)))
+
+
+def test_words_too_few_to_tune_with_and_values_out_of_range():
+    with pytest.raises(DataError, match="tuning: 10 training sounds in 10 classes are too few"):
+        formants.build(FormantsConfig(words=10, held_out=10, tuning=True))
+    for wrong in ({"seed": 1 << 64}, {"noise_db": float("nan")}, {"noise_db": -1e6}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            make_choice("data", "formants", wrong)

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from arb_ternary.config.options import Rule, non_negative, option
+from arb_ternary.config.options import Rule, option
 from arb_ternary_audio.data.phones import WORDS
 from arb_ternary_audio.data.recordings import Recordings, as_pcm
 from arb_ternary_audio.data.spectrograms import SpectrogramSource, spectrogram_source, tuning_split
@@ -28,6 +28,10 @@ _count = Rule(
     lambda value: type(value) is int and len(WORDS) <= value <= 100_000,
     {"minimum": len(WORDS), "maximum": 100_000},
 )
+_decibels = Rule("from -100 to 100", lambda value: -100 <= value <= 100, {"minimum": -100, "maximum": 100})
+_seed = Rule(
+    "a whole number from 0 to 2^64 - 1", lambda value: type(value) is int and 0 <= value < 1 << 64, {"minimum": 0}
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +43,9 @@ class FormantsConfig:
     noise_db: float = option(
         10.0,
         f"by how many decibels a word is louder than the noise around it, at least; at most {_SPREAD:g} more",
+        validator=_decibels,
     )
-    seed: int = option(0, "chooses the voices", validator=non_negative)
+    seed: int = option(0, "chooses the voices", validator=_seed)
     features: MelConfig = option(help="how sounds become pictures", factory=MelConfig)
     tuning: bool = option(
         False,
@@ -54,7 +59,7 @@ def build(config: FormantsConfig) -> SpectrogramSource:
     """The data source of ``config``.
 
     Raises:
-        DataError: the features do not fit 8 kHz.
+        DataError: the features do not fit 8 kHz, or the words are too few for tuning.
     """
     train = synthetic_words(config, 0, config.words)
     train, validation = tuning_split(train) if config.tuning else (train, synthetic_words(config, 1, config.held_out))

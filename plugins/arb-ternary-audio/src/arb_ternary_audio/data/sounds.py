@@ -120,7 +120,11 @@ def _listed(folder: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
         close = nearest(folder.name, siblings)
         meant = f"Did you mean {folder.parent / close}? " if close else ""
         raise DataError(f"{folder}: no such folder", f"{meant}Paths are relative to {Path.cwd()}.")
-    places = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    places = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    if strays := [each for each in places if not each.is_dir()]:
+        raise DataError(
+            f"{strays[0]}: a file beside the folders of the classes", "Move it into the folder of its class, or away."
+        )
     if len(places) < 2:
         raise DataError(
             f"{folder}: {len(places)} folders, and each class needs one of its own, two at least",

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from arb_ternary.errors import DataError
 from arb_ternary_audio.data.recordings import Recordings
 from arb_ternary_audio.features.mel import MelConfig
 from arb_ternary_vision.data.source import LABELS, LabelledSource, split_by_class
@@ -72,6 +73,15 @@ def spectrogram_source(name: str, train: Recordings, validation: Recordings, fea
 
 
 def tuning_split(sounds: Recordings) -> tuple[Recordings, Recordings]:
-    """``sounds`` without a fifth of each class, and that fifth: to choose settings by."""
+    """``sounds`` without a fifth of each class, and that fifth: to choose settings by.
+
+    Raises:
+        DataError: the classes are too small for that.
+    """
     kept, taken = split_by_class(sounds.labels, 0.2, 1)
+    if not taken.size:
+        raise DataError(
+            f"tuning: {len(sounds)} training sounds in {len(sounds.classes)} classes are too few for a fifth of each",
+            "Take more sounds, or leave tuning out.",
+        )
     return sounds.take(kept), sounds.take(taken)

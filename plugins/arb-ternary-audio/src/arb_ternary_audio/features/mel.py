@@ -52,8 +52,11 @@ class MelConfig:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.hop > self.window:
-            raise ValueError(f"'hop' must be at most 'window', or samples are lost; {self.hop} > {self.window}")
+        if 4 * self.hop > 3 * self.window:
+            raise ValueError(
+                f"'hop' must be at most 3/4 of 'window', or samples between two windows hardly count; {self.hop} > "
+                f"3/4 of {self.window}"
+            )
         if self.high is not None and self.high <= self.low:
             raise ValueError(f"'high' must be above 'low'; {self.high:g} <= {self.low:g}")
 
