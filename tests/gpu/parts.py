@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -227,13 +227,13 @@ PARTS: Final[dict[str, Callable[[Part], bool]]] = {
 }
 
 
-def main() -> int:
-    """Run the parts that were named, all of them by default."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts that were named, all of them by default; ``arguments`` are those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu", help="folder for what is found")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try this program out")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if unknown := set(chosen.parts) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     if chosen.device == "cuda" and not torch.cuda.is_available():

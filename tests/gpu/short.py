@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
@@ -68,13 +68,13 @@ def train(chosen: Combination, backend: str, device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> int:
-    """Train until the time is up."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train until the time is up; ``arguments`` are those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=120.0, help="after these nothing new is begun")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     until, every, done = time.monotonic() + chosen.seconds, list(combinations()), 0
     for combination in every:
         if time.monotonic() > until:
