@@ -8,12 +8,10 @@ change to a small config where it has none.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -31,6 +29,7 @@ PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if
 FENCE = re.compile(
     r"(?P<run><!-- run -->\n)?^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.M | re.S
 )
+Python = Callable[..., str]
 BASE = {
     "data": "shakespeare",
     "model": "decoder",
@@ -60,17 +59,6 @@ def page_id(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def python(folder: Path, *arguments: str) -> str:
-    """Run Python in the folder of a page, where the page's own modules and distribution are found."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ARB_", "PYTEST"))}
-    environment.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def lay_out(path: Path, folder: Path) -> list[Block]:
     """Write the files of a page; returns its blocks."""
     found = blocks(path)
@@ -89,19 +77,19 @@ def lay_out(path: Path, folder: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if any(b.run for b in blocks(p))], ids=page_id)
-def test_the_python_of_a_page_runs(path: Path, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(path: Path, tmp_path: Path, python: Python) -> None:
     code = "\n".join(block.text for block in lay_out(path, tmp_path) if block.run)
     python(tmp_path, "-W", "error", "-c", code)
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if any("test_" in b.title for b in blocks(p))], ids=page_id)
-def test_the_tests_of_a_page_pass(path: Path, tmp_path: Path) -> None:
+def test_the_tests_of_a_page_pass(path: Path, tmp_path: Path, python: Python) -> None:
     tests = [block.title for block in lay_out(path, tmp_path) if Path(block.title).name.startswith("test_")]
     python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests)
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if any(b.language == "yaml" for b in blocks(p))], ids=page_id)
-def test_the_configs_of_a_page_are_valid(path: Path, tmp_path: Path) -> None:
+def test_the_configs_of_a_page_are_valid(path: Path, tmp_path: Path, python: Python) -> None:
     names = []
     for index, block in enumerate(lay_out(path, tmp_path)):
         if block.language != "yaml":

@@ -43,23 +43,27 @@ def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return request.param, made, site
 
 
-def own_tests_pass(folder: Path, site: Path) -> None:
-    output = run("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", folder=folder, site=site)
+def own_tests_pass(folder: Path, site: Path, python: Callable[..., str]) -> None:
+    output = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", place=site)
     assert " passed" in output
     assert " failed" not in output
 
 
 # Those of a phase take long, and are the suite that the page on phases runs; see the next test.
 @pytest.mark.parametrize("generated", [kind for kind in KINDS if kind != "phase"], indirect=True)
-def test_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
+def test_its_own_tests_pass_against_the_installed_wheel(
+    generated: tuple[str, Path, Path], python: Callable[..., str]
+) -> None:
     _, folder, site = generated
-    own_tests_pass(folder, site)
+    own_tests_pass(folder, site, python)
 
 
 @pytest.mark.slow
-def test_all_of_its_own_tests_pass_against_the_installed_wheel(generated: tuple[str, Path, Path]) -> None:
+def test_all_of_its_own_tests_pass_against_the_installed_wheel(
+    generated: tuple[str, Path, Path], python: Callable[..., str]
+) -> None:
     _, folder, site = generated
-    own_tests_pass(folder, site)
+    own_tests_pass(folder, site, python)
 
 
 # Its own tests hold the same suite; the command is tested with the kit, on smaller plugins.
