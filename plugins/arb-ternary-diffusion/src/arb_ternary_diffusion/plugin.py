@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
-from arb_ternary.specs import MaskingSpec, ModelSpec
+from arb_ternary.specs import CommandSpec, MaskingSpec, ModelSpec
 from arb_ternary_train.specs import GeneratorSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
@@ -78,5 +78,16 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             target="arb_ternary_diffusion.text_generate:generate",
             summary="fills the gaps of a text and continues it, with a model that was trained on hidden tokens",
             masking=("absorbing",),
+        ),
+    )
+
+
+@hookimpl
+def arb_register_commands() -> Sequence[CommandSpec]:
+    return (
+        CommandSpec(
+            name="diffusion",
+            target="arb_ternary_diffusion.cli.judge:diffusion",
+            summary="Judge what a diffusion model draws.",
         ),
     )
