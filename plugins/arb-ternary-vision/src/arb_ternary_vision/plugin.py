@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from arb_ternary import hookimpl
 from arb_ternary.specs import DataSpec, MaskingSpec, ModelSpec
-from arb_ternary_train.specs import GeneratorSpec, TrackerSpec
+from arb_ternary_train.specs import GeneratorSpec, StarterSpec, TrackerSpec
 
 ARB_API_VERSION = (1, 0)
 
@@ -93,5 +93,16 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             target="arb_ternary_vision.cli.classify:classify",
             masking=("labels",),
             summary="says what is in images, with any model that was trained with the masking labels",
+        ),
+    )
+
+
+@hookimpl
+def arb_register_starters() -> Sequence[StarterSpec]:
+    return (
+        StarterSpec(
+            name="digits",
+            target="arb_ternary_vision.starters:DIGITS",
+            summary="A small pure-ternary convolutional network on handwritten digits: a minute on a laptop's CPU.",
         ),
     )
