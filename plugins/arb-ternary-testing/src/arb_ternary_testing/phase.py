@@ -131,26 +131,26 @@ class PhaseSuite(ComponentCase):
     def test_stopped_after_any_step_it_saves_and_resumes_to_the_same_bits(
         self, uninterrupted: tuple[RunReport, Checkpoint, bytes], tmp_path: Path
     ) -> None:
+        """One run, stopped after every step."""
+        run = tmp_path / "run"
         for step in range(1, self.steps):
-            folder = tmp_path / str(step)
-            folder.mkdir()
             with pytest.raises(Interrupted):
                 # No checkpoint is due: the one that the run continues from is the one that stopping wrote.
-                self.train(self.make_config(folder, every=0, until=(step, "stop")), folder / "run")
-            assert self._end(folder / "run")[0].step == step, f"asked to stop after step {step}"
-            self.train(self.make_config(folder), folder / "run", resume=True)
-            _assert_same_end(self._end(folder / "run"), uninterrupted[1:])
+                self.train(self.make_config(tmp_path, every=0, until=(step, "stop")), run, resume=step > 1)
+            assert self._end(run)[0].step == step, f"asked to stop after step {step}"
+        self.train(self.make_config(tmp_path), run, resume=True)
+        _assert_same_end(self._end(run), uninterrupted[1:])
 
     def test_killed_after_any_step_it_resumes_from_the_last_checkpoint_to_the_same_bits(
         self, uninterrupted: tuple[RunReport, Checkpoint, bytes], tmp_path: Path
     ) -> None:
+        """One run, killed after every step; it takes some of them again, since it saves every second one."""
+        run = tmp_path / "run"
         for step in range(1, self.steps + 1):
-            folder = tmp_path / str(step)
-            folder.mkdir()
             with pytest.raises(Crash):
-                self.train(self.make_config(folder, every=2, until=(step, "crash")), folder / "run")
-            self.train(self.make_config(folder, every=2), folder / "run", resume=True)
-            _assert_same_end(self._end(folder / "run"), uninterrupted[1:])
+                self.train(self.make_config(tmp_path, every=2, until=(step, "crash")), run, resume=step > 1)
+        self.train(self.make_config(tmp_path, every=2), run, resume=True)
+        _assert_same_end(self._end(run), uninterrupted[1:])
 
 
 def _assert_same_end(got: tuple[Checkpoint, bytes], wanted: tuple[Checkpoint, bytes]) -> None:
