@@ -289,9 +289,10 @@ def _as_growable(model: nn.Module) -> Transformer:
     Raises:
         ConfigError: it is another kind of model.
     """
-    if not isinstance(model, Transformer):
+    if not (isinstance(model, Transformer) and model.grows):
         raise ConfigError(
-            f"model: the phase progressive grows models of a decoder's blocks; a {type(model).__name__} has none",
+            f"model: the phase progressive grows models that are a decoder's blocks between an embedding and a head; a "
+            f"{type(model).__name__} is not",
             "Use model: {name: decoder}.",
         )
     return model

@@ -78,9 +78,10 @@ def plan_run(config: RunConfig) -> list[StagePlan]:
     def make_builder(first_blocks: int) -> ProgressiveRackBuilder:
         small = attrs.evolve(config.model, options=attrs.evolve(config.model.options, layers=first_blocks))
         model = build_model(attrs.evolve(config, model=small), vocabulary, selection.name, device)
-        if not isinstance(model, Transformer):
+        if not (isinstance(model, Transformer) and model.grows):
             raise ConfigError(
-                f"model: the phase progressive grows models of a decoder's blocks; a {type(model).__name__} has none"
+                f"model: the phase progressive grows models that are a decoder's blocks between an embedding and a "
+                f"head; a {type(model).__name__} is not"
             )
         builder = ProgressiveRackBuilder.from_model(model, options)
         builder.build_rack().set_activation_checkpointing(

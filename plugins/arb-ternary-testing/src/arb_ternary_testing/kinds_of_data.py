@@ -20,15 +20,17 @@ class KindOfData:
 
     Attributes:
         data: the section of a source that needs no download; ``{text}`` in a value stands for a text file.
-        models: sections of models, width 16 or less; the first one can grow.
+        models: sections of models, width 16 or less; where such models grow, the first one does.
         masking: strategies that read such samples.
         phase: options of a phase that takes short steps, as far as it has them.
+        grows: whether a phase may add blocks to the first model.
     """
 
     data: Mapping[str, Any]
     models: tuple[Mapping[str, Any], ...]
     masking: tuple[str, ...]
     phase: Mapping[str, Any]
+    grows: bool = True
 
 
 #: Bytes, because masked objectives need an id that the text does not use.
@@ -50,7 +52,29 @@ KINDS_OF_DATA: Final[Mapping[str, KindOfData]] = {
         masking=("labels",),
         phase={"batch_size": 64},
     ),
-}
+    "noisy images": KindOfData(
+        data={"name": "digits"},
+        models=(
+            {"name": "dit", "width": 16, "layers": 1, "heads": 2, "patch_size": 4, "group_size": 32},
+            {"name": "unet", "width": 8, "layers": 1, "group_size": 32},
+        ),
+        masking=("noise",),
+        phase={"batch_size": 64},
+        grows=False,
+    ),
+    "images with texts": KindOfData(
+        data={"name": "captioned"},
+        models=(
+            {
+                "name": "captioner", "width": 16, "layers": 1, "image_layers": 1, "heads": 2, "patch_size": 4,
+                "max_length": 4, "group_size": 32,
+            },
+        ),
+        masking=("captions",),
+        phase={"batch_size": 64},
+        grows=False,
+    ),
+}  # fmt: skip
 
 
 def kind_of_masking(name: str) -> KindOfData:

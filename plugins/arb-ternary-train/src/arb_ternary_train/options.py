@@ -178,12 +178,13 @@ def loop_contradictions(options: Any, run: RunConfig, planned: Planned | None) -
     yield from _number_formats(options, run, planned)
     if run.device == "cpu":
         yield from without_effect(options, "batches stay on the cpu", "pin_memory")
-    if getattr(run.data.options, "sized_samples", False):
+    sized = getattr(run.data.options, "sized_samples", False)
+    if sized:
         reason = f"the samples of the data {run.data.name!r} have a size of their own"
         yield from without_effect(options, reason, "block_size")
     model = run.model.options
     longest, window = getattr(model, "max_length", None), getattr(model, "sliding_window", None)
-    if longest is not None and window is None and options.block_size > longest:
+    if longest is not None and window is None and not sized and options.block_size > longest:
         yield "block_size", f"{options.block_size} exceeds the context of the model: max_length is {longest}"
     if getattr(options, "preserve_state", False) and getattr(model, "causal", True) is False:
         yield "preserve_state", "the model is not causal, and keeps nothing of earlier batches; set causal to true"

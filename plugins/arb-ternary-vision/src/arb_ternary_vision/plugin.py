@@ -27,6 +27,12 @@ def arb_register_datasets() -> Sequence[DataSpec]:
             summary="1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn",
         ),
         DataSpec(
+            name="captioned",
+            target="arb_ternary_vision.data.captioned:build",
+            config="arb_ternary_vision.data.captioned:CaptionedConfig",
+            summary="labelled images with a text each",
+        ),
+        DataSpec(
             name="images",
             target="arb_ternary_vision.data.folder:build",
             config="arb_ternary_vision.data.folder:FolderConfig",
@@ -52,6 +58,13 @@ def arb_register_masking() -> Sequence[MaskingSpec]:
             libraries=("kornia",),
             summary="an image in, its class out; images may be augmented",
         ),
+        MaskingSpec(
+            name="captions",
+            target="arb_ternary_vision.masking.captions:build",
+            config="arb_ternary_vision.masking.config:LabelsConfig",
+            libraries=("kornia",),
+            summary="an image and the beginning of its text in, the next character out; images may be augmented",
+        ),
     )
 
 
@@ -69,6 +82,12 @@ def arb_register_models() -> Sequence[ModelSpec]:
             target="arb_ternary_vision.models.convnet:build",
             config="arb_ternary_vision.models.convnet_config:ConvnetConfig",
             summary="residual network of ternary convolutions",
+        ),
+        ModelSpec(
+            name="captioner",
+            target="arb_ternary_vision.models.captioner:build",
+            config="arb_ternary_vision.models.captioner_config:CaptionerConfig",
+            summary="decoder that writes a text about an image, of ternary linears, embeddings and norms",
         ),
     )
 
@@ -93,6 +112,12 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
             target="arb_ternary_vision.cli.classify:classify",
             masking=("labels",),
             summary="says what is in images, with any model that was trained with the masking labels",
+        ),
+        GeneratorSpec(
+            name="caption",
+            target="arb_ternary_vision.cli.caption:caption",
+            models=("captioner",),
+            summary="writes texts about images",
         ),
     )
 

@@ -106,7 +106,7 @@ class DenoisingModel(nn.Module):
             raise UsageProblem(f"classes: must be at least 1, not {classes}")
         self.options = options
         self.classes = classes
-        self.conditioning = Conditioning(options.decoder, classes)
+        self.conditioning = Conditioning(options.parts, classes)
         self._scale = 2.0**options.logit_scale
         self._dtype: torch.dtype | None = None
         self._checkpoint_from: int | None = None

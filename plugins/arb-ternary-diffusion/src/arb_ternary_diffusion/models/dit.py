@@ -58,7 +58,7 @@ class DiT(DenoisingModel):
 
     def __init__(self, options: DiTConfig, classes: int) -> None:
         super().__init__(options, classes)
-        config, (down, across) = options.decoder, options.patch_sides
+        config, (down, across) = options.parts, options.patch_sides
         self.embedding = PatchEmbedding(options)
         self.blocks = nn.ModuleList(DiTBlock(config) for _ in range(options.layers))
         self.final_norm = make_norm(config, config.width, gain=True)

@@ -6,6 +6,7 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` ids or classes to cho
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Transformer(nn.Module):
     :meth:`_positions`.
 
     Attributes:
+        grows: class attribute: all that it computes between its embedding and its head is ``blocks``, so that there may
+            be more of them.
         config: the options of the blocks.
         vocabulary_size: ``V``.
         embedding: the first module, from inputs to the residual stream.
@@ -36,6 +39,8 @@ class Transformer(nn.Module):
     Raises:
         UsageProblem: ``vocabulary_size`` is less than 1.
     """
+
+    grows: ClassVar[bool] = True
 
     embedding: nn.Module
     blocks: nn.ModuleList
@@ -97,8 +102,12 @@ class Transformer(nn.Module):
         """Forget the batches seen so far; a model that keeps nothing of them has nothing to forget."""
 
     def _run(self, x_BSD: Tensor, blocks: Iterable[nn.Module], cache: KeyValueCache | None) -> Tensor:
+        return self._run_at(x_BSD, blocks, self._positions(x_BSD, cache), cache)
+
+    def _run_at(
+        self, x_BSD: Tensor, blocks: Iterable[nn.Module], positions: Positions, cache: KeyValueCache | None
+    ) -> Tensor:
         batch, length, _ = x_BSD.shape
-        positions = self._positions(x_BSD, cache)
         recomputes = self._recomputes(batch * length)
         for number, block in enumerate(blocks):
             layer_cache = None if cache is None else cache.layers[number]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.restore import TrainedRun
     from arb_ternary_vision.predictions import Predictions
 
-__all__ = ["classify"]
+__all__ = ["classify", "images_in"]
 
 
 @click.command()
@@ -58,7 +58,11 @@ def classify(
     if invert and not files:
         raise UsageProblem("--invert: held-out images are as the model knows them", "Name files, or leave it out.")
     trained = load_run(run, backend=backend, device=device)
-    found = _of_files(trained, files, invert) if files else _of_held_out(trained, None if wrong else count)
+    found = (
+        _answers(trained, [images_in(trained, files, invert)])
+        if files
+        else _of_held_out(trained, None if wrong else count)
+    )
     names = class_names(trained.directory.attachments(), found.probabilities.shape[1])
     if files:
         rows = [
@@ -90,7 +94,13 @@ def _of_held_out(trained: TrainedRun, count: int | None) -> Predictions:
     return _answers(trained, batches)
 
 
-def _of_files(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> Predictions:
+def images_in(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> Batch:
+    """``files`` as the model of a run reads images; their labels are not known, and 0.
+
+    Raises:
+        UsageProblem: the run's data has no images.
+        DataError: a file cannot be read.
+    """
     import numpy as np
     import torch
 
@@ -108,7 +118,7 @@ def _of_files(trained: TrainedRun, files: tuple[Path, ...], invert: bool) -> Pre
     images = [decoded(file, (height, width), channels, fit="crop", max_pixels=MAX_PIXELS) for file in files]
     data = torch.from_numpy(np.stack(images)).float().div_(127.5).sub_(1)
     unknown = torch.zeros(len(files), dtype=torch.int64)
-    return _answers(trained, [Batch(-data if invert else data, torch.arange(len(files)), {LABELS: unknown})])
+    return Batch(-data if invert else data, torch.arange(len(files)), {LABELS: unknown})
 
 
 def _answers(trained: TrainedRun, batches: Iterable[Batch]) -> Predictions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import Batch, MaskContext, MaskedBatch
 from arb_ternary_vision.data.source import LABELS
-from arb_ternary_vision.masking.config import LabelsConfig
+from arb_ternary_vision.masking.config import Augmentation, LabelsConfig
 
-__all__ = ["LabelMasking", "build"]
+__all__ = ["LabelMasking", "augmented_images", "build"]
 
 
 class LabelMasking:
@@ -39,19 +39,29 @@ class LabelMasking:
                 "Use data of classes: digits, images or image_arrays.",
             )
         targets = batch.extras[LABELS].clone()
-        if context.training and self.config.augment:
-            # Imported here, because kornia takes a second that a run without augmentation should not.
-            from arb_ternary_vision.masking.augment import augmented
-
-            salt = int(torch.randint(1 << 62, (), generator=generator))
-            inputs = augmented(batch.data, self.config.augment, batch.sample_ids, salt)
-        else:
-            inputs = batch.data.clone()
+        inputs = augmented_images(batch, self.config.augment, generator, context)
         return MaskedBatch(inputs, targets, torch.ones_like(targets, dtype=torch.bool))
 
     def scores(self, output: Tensor, batch: MaskedBatch) -> Mapping[str, Tensor]:
         """``accuracy``: 1 where the likeliest class of ``output [B, V]`` is the image's, 0 elsewhere."""
         return {"accuracy": (output.argmax(dim=-1) == batch.targets).float()}
+
+
+def augmented_images(
+    batch: Batch, changes: Sequence[Augmentation], generator: torch.Generator, context: MaskContext
+) -> Tensor:
+    """The images of ``batch``, in training changed; a copy of them in evaluation.
+
+    One number is drawn from ``generator``, in training and where there are changes; all else is a hash of it and of the
+    sample ids.
+    """
+    if not (context.training and changes):
+        return batch.data.clone()
+    # Imported here, because kornia takes a second that a run without augmentation should not.
+    from arb_ternary_vision.masking.augment import augmented
+
+    salt = int(torch.randint(1 << 62, (), generator=generator))
+    return augmented(batch.data, changes, batch.sample_ids, salt)
 
 
 def build(config: LabelsConfig) -> LabelMasking:

@@ -105,15 +105,15 @@ class ImageModelConfig:
         return pair(self.image_size)
 
     @property
-    def has_places(self) -> bool:
-        """Whether the embedding looks up a vector for each place."""
+    def looks_up(self) -> bool:
+        """Whether an embedding looks up vectors, for places or characters."""
         return False
 
     def planned(self) -> Planned:
         """What an optimizer will find in the model."""
         floats = set(self.float_parts)
         matrices = {"embedding", "head", "linears"} - floats
-        tables = self.has_places and "embedding" not in floats
+        tables = self.looks_up and "embedding" not in floats
         gains = self.learned_norms and "norms" not in floats
         there: dict[TrainedPart, bool] = {"ternary": bool(matrices) or gains, "float": bool(floats)}
         return Planned(

@@ -56,7 +56,7 @@ class PatchModelConfig(ImageModelConfig):
                     f"'patch_size' must divide 'image_size'; a {name} of {part} does not divide {side} pixels"
                 )
         if not self.turns:
-            if self.rotary_base != attrs.fields(type(self)).rotary_base.default:
+            if not self.writes and self.rotary_base != attrs.fields(type(self)).rotary_base.default:
                 raise ValueError("'rotary_base' has no effect where 'positions' are learned")
         elif self.head_dim is None and self.width % self.heads == 0 and self.width // self.heads % 4:
             raise ValueError(
@@ -82,6 +82,16 @@ class PatchModelConfig(ImageModelConfig):
     def turns(self) -> bool:
         """Whether queries and keys turn by row and column."""
         return self.positions != "learned"
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether an embedding looks up vectors, for places or characters."""
+        return self.has_places or self.writes
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model also reads and writes text, whose positions always turn."""
+        return False
 
     @property
     def has_places(self) -> bool:

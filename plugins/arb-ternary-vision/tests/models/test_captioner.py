@@ -1,0 +1,123 @@
+"""The captioner: what a character may see, a cache against whole texts, and what it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arb_ternary.errors import UsageProblem
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary_text.models.config import FLOAT_PARTS
+from arb_ternary_text.models.generate import generate
+from arb_ternary_train.audit import audit
+from arb_ternary_vision.models.captioner import AboutImage, Captioner, CaptionerConfig
+
+VOCABULARY = 7
+FLOAT = {"float_parts": FLOAT_PARTS, "activations": "float", "group_size": 128}
+
+
+def captioner(**changed: Any) -> Captioner:
+    torch.manual_seed(0)
+    small = {
+        "width": 16,
+        "layers": 2,
+        "image_layers": 1,
+        "heads": 2,
+        "image_size": 4,
+        "max_length": 6,
+        "group_size": 32,
+    }
+    return Captioner(CaptionerConfig(**{**small, **changed}), VOCABULARY)
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def texts(count: int = 3, length: int = 5) -> Tensor:
+    return torch.randint(0, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(2))
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"positions": "learned", "learned_norms": True, "scale_rule": "frozen"},
+    {"positions": "rotary", "image_layers": 0, "gradients": "int8", "experts": 2, "experts_per_token": 1},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_a_pure_captioner_has_no_float_and_every_layer_votes(options: dict[str, Any]) -> None:
+    model = captioner(**options)
+    logits = model(texts(16), images=images(16))
+    assert logits.shape == (16, 5, VOCABULARY)
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), texts(16)[:, 1:].flatten()).backward()
+    assert audit(model).pure
+    for name, module in ternary_modules(model):
+        assert module.logical_votes().any(), f"{name} cast no votes"
+    planned = model.options.planned()
+    assert (planned.kinds, planned.exponents) == ({"ternary"}, options.get("scale_rule") != "frozen")
+
+
+def test_a_character_sees_the_image_and_what_is_before_it_alone() -> None:
+    model = captioner(**FLOAT)
+    before, after = texts(), texts()
+    after[:, 3] = (after[:, 3] + 1) % VOCABULARY
+    whole, changed = model(before, images=images()), model(after, images=images())
+    torch.testing.assert_close(whole[:, :3], changed[:, :3])
+    assert not torch.allclose(whole[:, 3:], changed[:, 3:])
+    other = images()
+    other[:, :, 3, 3] += 0.5
+    assert not torch.allclose(model(before, images=other)[:, 0], whole[:, 0])
+    # What patches become does not depend on the text behind them: otherwise no cache could hold them.
+    states = model.image_states(images())
+    assert torch.equal(states, model.image_states(images()))
+
+
+def test_the_last_patch_is_seen_by_the_first_as_the_first_is_by_the_last() -> None:
+    """Patches see each other in the blocks of the text too."""
+    model = captioner(image_layers=0, **FLOAT)
+    states = model.image_states(images())
+    moved = states.clone()
+    moved[:, -1] += 1
+    ends = [model._run(x, model.blocks, None)[:, 0] for x in (states, moved)]
+    assert not torch.allclose(*ends)
+
+
+@pytest.mark.parametrize("options", [*VARIANTS, FLOAT])
+def test_character_by_character_through_a_cache_gives_the_logits_of_the_whole(options: dict[str, Any]) -> None:
+    model = captioner(**options).eval()
+    model.set_dtype(torch.float64)
+    with torch.no_grad():
+        cache = model.new_cache(images().double())
+        pieces = [model(piece, cache=cache) for piece in texts().split([1, 2, 1, 1], dim=1)]
+        whole = model(texts(), images=images().double())
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=2**-22, atol=2**-22)
+
+
+def test_the_likeliest_text_is_what_is_likeliest_character_by_character() -> None:
+    model = captioner().eval()
+    drawn = list(generate(AboutImage(model, images()[1]), [0], max_new_tokens=5, temperature=0.0))
+    text = [0]
+    with torch.no_grad():
+        for _ in range(5):
+            text.append(int(model(torch.tensor([text]), images=images()[1:2])[0, -1].argmax()))
+    assert drawn == text[1:]
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    model = captioner()
+    cache = model.new_cache(images())
+    model(texts(), cache=cache)
+    for arguments, message in (
+        ({"tokens_BS": texts()}, "there is none"),
+        ({"tokens_BS": texts(), "images": images(), "cache": cache}, "has seen them already"),
+        ({"tokens_BS": texts(3, 7), "images": images()}, "7 characters exceeds max_length, 6"),
+        ({"tokens_BS": texts(), "images": torch.zeros(3, 1, 8, 8)}, "the model's channels is 1"),
+    ):
+        with pytest.raises(UsageProblem, match=message):
+            model(**arguments)
+    assert not model.grows
