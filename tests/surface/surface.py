@@ -112,6 +112,7 @@ def _ops() -> Iterator[str]:
     for op in protocol.WIRE_OPS:
         yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
     yield from (f"{op} [of sums]" for op in protocol.SUM_OPS)
+    yield from (f"{op} [of convolutions]" for op in protocol.CONVOLUTION_OPS)
 
 
 def _errors() -> Iterator[str]:

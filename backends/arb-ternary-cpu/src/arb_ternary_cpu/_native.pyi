@@ -128,6 +128,36 @@ def quantize_gradient(
     scale: int,
     /,
 ) -> None: ...
+def quantize_patches(
+    isa: int,
+    threads: int,
+    x: int,
+    dtype: int,
+    image: tuple[int, ...],
+    window: tuple[int, ...],
+    q: int,
+    scale: int,
+    /,
+) -> None: ...
+def convolve_int8(
+    isa: int,
+    threads: int,
+    x: int,
+    dtype: int,
+    image: tuple[int, ...],
+    window: tuple[int, ...],
+    packed: int,
+    exponent: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    group_size: int,
+    bias: int,
+    out: int,
+    out_dtype: int,
+    /,
+) -> bool: ...
+def fold_patches(threads: int, patches: int, image: tuple[int, ...], window: tuple[int, ...], out: int, /) -> None: ...
 def linear_int8(
     isa: int,
     threads: int,

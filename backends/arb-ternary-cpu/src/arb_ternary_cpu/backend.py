@@ -8,7 +8,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend
-from arb_ternary_cpu import _native, limits, products, votes, wire
+from arb_ternary_cpu import _native, convolution, limits, products, votes, wire
 from arb_ternary_cpu.isa import chosen_isa
 
 __all__ = ["CpuBackend", "build"]
@@ -44,4 +44,6 @@ def build(isa: str | None = None) -> KernelBackend:
     """
     chosen = chosen_isa(isa)
     index = _native.isa_index(chosen)
-    return CpuBackend(chosen, kernels={**products.kernels(index), **votes.kernels(index), **wire.kernels(index)})
+    multiplied = products.kernels(index)
+    convolved = convolution.kernels(index, multiplied["linear"])
+    return CpuBackend(chosen, kernels={**multiplied, **convolved, **votes.kernels(index), **wire.kernels(index)})

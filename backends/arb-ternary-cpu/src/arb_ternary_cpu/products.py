@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, get_num_threads
@@ -246,7 +246,7 @@ def _check_spread(largest: int) -> None:
         )
 
 
-def kernels(isa: int) -> dict[str, Callable[..., object]]:
+def kernels(isa: int) -> dict[str, Callable[..., Any]]:
     """The kernels of this module for the instruction set with this index."""
     return {
         "pack": pack,

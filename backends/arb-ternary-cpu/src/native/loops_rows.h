@@ -2,13 +2,18 @@
 #pragma once
 
 #include "hash.h"
-#include "loops_common.h"
+#include "loops_rounding.h"
 
 namespace arb {
 namespace {
 
-// The bits of |x|; as integers they are ordered as the magnitudes are, and those of NaN come last.
-inline V magnitude_bits(F f) { return bit_and(as_bits(f), splat(kMagnitudeMask)); }
+// The low bytes of sixteen lanes, or of `count`.
+inline void store_bytes(int8_t* q, V lanes, int64_t count) {
+  if (count >= 16) return narrow_8(q, lanes);
+  int8_t whole[16];
+  narrow_8(whole, lanes);
+  std::memcpy(q, whole, static_cast<size_t>(count));
+}
 
 float quantize_floats(const void* x, Dtype dtype, int64_t count, int8_t* q) {
   V most = zero();
@@ -24,16 +29,15 @@ float quantize_floats(const void* x, Dtype dtype, int64_t count, int8_t* q) {
     return scale;
   }
   const F divisor = splatf(scale);
+  const Rounding rounding(divisor);
+  V worst = zero();
+  for (int64_t k = 0; k < count; k += 16) {
+    store_bytes(q + k, rounding.quick(load_floats(element(x, dtype, k), dtype, count - k), worst), count - k);
+  }
+  if (rounding.certain(worst)) return scale;
   for (int64_t k = 0; k < count; k += 16) {
     // With a subnormal scale a quotient may exceed 127; its low byte is kept, as a conversion to int8 does.
-    const V rounded = to_int(divf(load_floats(element(x, dtype, k), dtype, count - k), divisor));
-    if (count - k >= 16) {
-      narrow_8(q + k, rounded);
-    } else {
-      int8_t whole[16];
-      narrow_8(whole, rounded);
-      std::memcpy(q + k, whole, static_cast<size_t>(count - k));
-    }
+    store_bytes(q + k, to_int(divf(load_floats(element(x, dtype, k), dtype, count - k), divisor)), count - k);
   }
   return scale;
 }
@@ -83,14 +87,7 @@ void round_stochastic(const void* x, Dtype dtype, int64_t count, float inverse, 
     const F noise = mulf(to_float(shift_right<8>(hash_lanes(counter))), unit);
     const F scaled = mulf(load_floats(element(x, dtype, k), dtype, count - k), factor);
     // A NaN passes the clip and becomes an integer whose low byte is 0.
-    const V rounded = to_int(clampf(floorf16(addf(noise, scaled)), low, high));
-    if (count - k >= 16) {
-      narrow_8(q + k, rounded);
-    } else {
-      int8_t whole[16];
-      narrow_8(whole, rounded);
-      std::memcpy(q + k, whole, static_cast<size_t>(count - k));
-    }
+    store_bytes(q + k, to_int(clampf(floorf16(addf(noise, scaled)), low, high)), count - k);
     counter = add(counter, stride);
   }
 }

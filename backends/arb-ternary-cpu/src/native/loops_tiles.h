@@ -63,7 +63,7 @@ void pack_float(const void* x, Dtype dtype, int64_t stride, int64_t rows, int64_
 
 // A panel of few rows leaves too few sums to hide the latency of a product, hence several sets of sums, used in turn.
 template <int R, int S>
-inline void tile_int8_of(int64_t steps, const uint8_t* panel, const int8_t* weights, int32_t* acc) {
+inline void tile_int8_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int32_t* acc) {
   constexpr int kWanted = 4 * kTileStrips;
   constexpr int kChains = 4 * R * S <= kWanted ? 4 : (2 * R * S <= kWanted ? 2 : 1);
   V sums[kChains][R * S];
@@ -77,7 +77,7 @@ inline void tile_int8_of(int64_t steps, const uint8_t* panel, const int8_t* weig
       V w[S];
       unroll<S>(ARB_UNROLLED(s) { w[s.value] = load(weights + (c.value * S + s.value) * kBlockBytes); });
       unroll<R>(ARB_UNROLLED(r) {
-        const V x = splat(load_dword(panel + 4 * (c.value * R + r.value)));
+        const V x = splat(load_dword(panel + c.value * stride + 4 * r.value));
         unroll<S>(ARB_UNROLLED(s) {
           V& sum = sums[c.value][r.value * S + s.value];
           sum = dot(sum, w[s.value], x);
@@ -85,13 +85,40 @@ inline void tile_int8_of(int64_t steps, const uint8_t* panel, const int8_t* weig
       });
     });
     weights += kChains * S * kBlockBytes;
-    panel += kChains * R * 4;
+    panel += kChains * stride;
   }
   unroll<R * S>(ARB_UNROLLED(i) {
     unroll<kChains - 1>(ARB_UNROLLED(c) { sums[0][i.value] = add(sums[0][i.value], sums[c.value + 1][i.value]); });
     store(acc + i.value * 16, sums[0][i.value]);
   });
 }
+
+#if defined(ARB_PAIR_SUMS)
+// Sums of two products in 16 bits, which are widened before they could overflow: a pair of a step is at most 510 times
+// the largest weight. Widening each of them would be half of the work.
+template <int R>
+inline void tile_pairs_of(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int spread,
+                          int32_t* acc) {
+  const int64_t stretch = kPairSteps >> spread;
+  do {
+    V sums[R];
+    unroll<R>(ARB_UNROLLED(r) { sums[r.value] = zero(); });
+    const int64_t some = smaller(stretch, steps);
+    // There is at least one; the compiler copies the sums in every turn of a loop that may have none.
+    const int8_t* const end = weights + some * kBlockBytes;
+    do {
+      const V w = load(weights);
+      unroll<R>(ARB_UNROLLED(r) {
+        add_pairs(sums[r.value], splat(load_dword(panel + 4 * r.value)), w);
+      });
+      weights += kBlockBytes;
+      panel += stride;
+    } while (weights != end);
+    unroll<R>(ARB_UNROLLED(r) { store(acc + r.value * 16, add(load(acc + r.value * 16), widen_pairs(sums[r.value]))); });
+    steps -= some;
+  } while (steps > 0);
+}
+#endif
 
 template <int R, int S>
 inline void tile_float_of(int64_t terms, const float* panel, const float* weights, float* acc) {
@@ -115,12 +142,16 @@ inline void tile_float_of(int64_t terms, const float* panel, const float* weight
 
 // A panel has at most kTileRows (or kTileRowsFloat) rows; taller tiles would only spill registers.
 template <int R>
-inline void tile_int8_strips(int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips, int32_t* acc) {
+inline void tile_int8_strips(int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
+                             [[maybe_unused]] int spread, int32_t* acc) {
   if constexpr (R <= kTileRows) {
+#if defined(ARB_PAIR_SUMS)
+    if (spread <= kPairSpread) return tile_pairs_of<R>(steps, panel, stride, weights, spread, acc);
+#endif
     if (kTileStrips == 1 || strips == 1) {
-      tile_int8_of<R, 1>(steps, panel, weights, acc);
+      tile_int8_of<R, 1>(steps, panel, stride, weights, acc);
     } else {
-      tile_int8_of<R, kTileStrips>(steps, panel, weights, acc);
+      tile_int8_of<R, kTileStrips>(steps, panel, stride, weights, acc);
     }
   }
 }
@@ -138,24 +169,25 @@ inline void tile_float_strips(int64_t terms, const void* from, const void* decod
   }
 }
 
-void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips, int32_t* acc) {
+void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
+               int spread, int32_t* acc) {
   switch (rows) {
     case 1:
-      return tile_int8_strips<1>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<1>(steps, panel, stride, weights, strips, spread, acc);
     case 2:
-      return tile_int8_strips<2>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<2>(steps, panel, stride, weights, strips, spread, acc);
     case 3:
-      return tile_int8_strips<3>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<3>(steps, panel, stride, weights, strips, spread, acc);
     case 4:
-      return tile_int8_strips<4>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<4>(steps, panel, stride, weights, strips, spread, acc);
     case 5:
-      return tile_int8_strips<5>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<5>(steps, panel, stride, weights, strips, spread, acc);
     case 6:
-      return tile_int8_strips<6>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<6>(steps, panel, stride, weights, strips, spread, acc);
     case 7:
-      return tile_int8_strips<7>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<7>(steps, panel, stride, weights, strips, spread, acc);
     default:
-      return tile_int8_strips<8>(steps, panel, weights, strips, acc);
+      return tile_int8_strips<8>(steps, panel, stride, weights, strips, spread, acc);
   }
 }
 

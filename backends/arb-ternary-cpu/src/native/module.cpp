@@ -8,6 +8,7 @@
 
 namespace nb = nanobind;
 
+void bind_convolution(nb::module_& m);
 void bind_probes(nb::module_& m);
 void bind_products(nb::module_& m);
 void bind_votes(nb::module_& m);
@@ -28,6 +29,7 @@ NB_MODULE(_native, m) {
     }
     return -1;
   });
+  bind_convolution(m);
   bind_probes(m);
   bind_products(m);
   bind_votes(m);

@@ -25,9 +25,10 @@ struct IntegerProduct {
   Result result;
   int64_t chunk_blocks;
 
-  void tile(int64_t p, int64_t block, int64_t count, const int8_t* weights, int64_t strips, int32_t* acc) const {
+  void tile(int64_t p, int64_t block, int64_t count, const int8_t* weights, int64_t strips, int spread,
+            int32_t* acc) const {
     const auto* const rows = reinterpret_cast<const uint8_t*>(packed.at(p, block, count));
-    kernels.tile_int8(panels.rows(p), count * kStepsPerBlock, rows, weights, strips, acc);
+    kernels.tile_int8(panels.rows(p), count * kStepsPerBlock, rows, 4 * panels.rows(p), weights, strips, spread, acc);
   }
 
   bool in_32_bits(const StripGroup& group) const {
@@ -46,7 +47,7 @@ struct IntegerProduct {
           kernels.decode_int8(chunk_of(group.source, block, count), shape.along_rows, 0, weights, offsets[i]);
         },
         [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, int32_t* acc) {
-          tile(p, block, count, weights, group.source.strips, acc);
+          tile(p, block, count, weights, group.source.strips, group.spread, acc);
         },
         [&](int64_t i, const StripGroup& group, int64_t p, const int32_t* acc) {
           const Columns& columns = group.columns;
@@ -74,7 +75,7 @@ struct IntegerProduct {
         for (int64_t p = first; p < stop; ++p) {
           const int64_t rows = panels.rows(p);
           std::memset(acc, 0, static_cast<size_t>(rows * columns.lanes) * sizeof(int32_t));
-          tile(p, block, count, weights, source.strips, acc);
+          tile(p, block, count, weights, source.strips, kBandBits - 1, acc);
           int64_t* const total = bench.wide + (panels.start(p) - start) * columns.lanes;
           for (int64_t i = 0; i < rows * columns.lanes; ++i) {
             const uint32_t sum = static_cast<uint32_t>(acc[i]) - static_cast<uint32_t>(offset[i % columns.lanes]);

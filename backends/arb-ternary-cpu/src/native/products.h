@@ -20,6 +20,9 @@ constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kStepsPerBlock = 4;
 constexpr int64_t kMaxStrips = 2;
 constexpr int64_t kMaxPanelRows = 8;
+// Patches that are quantised at a time, and floats that a line or a plane has more than it holds.
+constexpr int64_t kPatches = 16;
+constexpr int64_t kLineSlack = 16;
 
 // Shifts of a weight that fit one int8: 1 << 6 is 64. Wider spreads of exponents are summed band by band.
 constexpr int kBandBits = 7;
@@ -83,9 +86,10 @@ struct ProductKernels {
   // `along_rows`: lanes are the columns of the blocks and the sum runs over their rows. To offset[strip][lane] is added
   // what the tile adds too much because of `flip`.
   void (*decode_int8)(const DecodeSource& source, bool along_rows, int band, int8_t* weights, int32_t* offset);
-  // acc[row][strip][lane] += sum over the steps, modulo 2**32.
-  void (*tile_int8)(int64_t rows, int64_t steps, const uint8_t* panel, const int8_t* weights, int64_t strips,
-                    int32_t* acc);
+  // acc[row][strip][lane] += sum over the steps, modulo 2**32. From a step of the panel to the next are `stride` bytes;
+  // no weight is larger than 1 << spread.
+  void (*tile_int8)(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights,
+                    int64_t strips, int spread, int32_t* acc);
   // The sums of a row over groups of `group_terms`.
   void (*sum_groups)(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* sums);
   // A few rows times one strip in one pass over its packed blocks: acc[row][lane], modulo 2**32, for shifts up to 31.
@@ -102,6 +106,22 @@ struct ProductKernels {
   FloatLoops float32;  // of operands of any dtype
   void (*finish_float)(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
                        int64_t out_stride, Dtype dtype);
+
+  // --- patches of an image ---
+
+  // Columns of an image, x[channel * channel_stride + column * column_stride], to float32 [channels + 1][line_stride];
+  // the last channel holds the largest magnitude of each column, that of NaN above all. Writes up to kLineSlack
+  // elements beyond `columns`, as place_lines does beyond `pitch`; that also reads as many.
+  void (*gather_columns)(const void* x, Dtype dtype, int64_t channel_stride, int64_t column_stride, int64_t channels,
+                         int64_t columns, int64_t line_stride, float* lines);
+  // to[line * pitch + i] = from[line * from_stride + (i - low) * step] for `low` <= i < `high`, else 0 for i < `pitch`.
+  void (*place_lines)(const float* from, int64_t from_stride, int64_t step, int64_t low, int64_t high, int64_t lines,
+                      float* to, int64_t pitch);
+  // Sixteen patches, the rows of quantize_row: term k of patch i is planes[offsets[k] + quarters[i / 4] + i % 4], and
+  // the largest magnitude of its tap t in any channel is largest[offsets[t] + quarters[i / 4] + i % 4]. To a panel of
+  // `steps` steps of 64 bytes, every byte xor `flip`.
+  void (*quantize_patches)(const float* planes, const int64_t* quarters, const int64_t* offsets, int64_t steps,
+                           const float* largest, int64_t taps, uint8_t flip, uint8_t* panel, float* scale);
 
   // --- exponents ---
 

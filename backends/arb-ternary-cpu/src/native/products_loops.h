@@ -3,6 +3,7 @@
 // instantiated: code with wide registers must not be what the linker picks for a processor that lacks them.
 #pragma once
 
+#include "loops_patches.h"
 #include "loops_rows.h"
 #include "loops_tiles.h"
 
@@ -22,6 +23,9 @@ constexpr ProductKernels kProducts = {
     finish_int8,
     {kTileRowsFloat, 4, pack_float, decode_float, tile_float},
     finish_float,
+    gather_columns,
+    place_lines,
+    quantize_patches,
     gather_exponents,
     row_floors,
     group_range,

@@ -103,6 +103,21 @@ inline __m256i dot_pair(__m256i acc, __m256i u, __m256i s) {
 inline V dot(V acc, V w, V x) { return {dot_pair(acc.a, x.a, w.a), dot_pair(acc.b, x.b, w.b)}; }
 // Codes are at most 128 and x is at least -128: sums of two products lie within -32768 and 32512.
 inline V dot_codes(V acc, V codes, V x) { return {dot_pair(acc.a, codes.a, x.a), dot_pair(acc.b, codes.b, x.b)}; }
+#if !defined(__AVXVNNI__)
+// Sums of two products of 16 bits. With weights of at most 1 << kPairSpread a block has no more than they hold.
+#define ARB_PAIR_SUMS
+constexpr int kPairSpread = 4;
+constexpr int64_t kPairSteps = 64;  // of weights up to 1: 64 * 2 * 255 is below 2**15
+// Written out, because gcc 12 copies every sum in every turn of a loop around the intrinsic.
+[[gnu::always_inline]] inline void add_pairs(V& sums, V x, V w) {
+  __asm__("vpaddw %1, %0, %0" : "+x"(sums.a) : "x"(_mm256_maddubs_epi16(x.a, w.a)));
+  __asm__("vpaddw %1, %0, %0" : "+x"(sums.b) : "x"(_mm256_maddubs_epi16(x.b, w.b)));
+}
+inline V widen_pairs(V sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sums.a, ones), _mm256_madd_epi16(sums.b, ones)};
+}
+#endif
 inline V lookup(V table, V index) {
   return {_mm256_shuffle_epi8(table.a, index.a), _mm256_shuffle_epi8(table.b, index.b)};
 }
@@ -138,6 +153,11 @@ inline V as_bits(F f) { return {_mm256_castps_si256(f.a), _mm256_castps_si256(f.
 inline F to_float(V v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
 inline V to_int(F f) { return {_mm256_cvtps_epi32(f.a), _mm256_cvtps_epi32(f.b)}; }
 inline F loadf(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F load_halves(const float* a, const float* b) { return {_mm256_loadu_ps(a), _mm256_loadu_ps(b)}; }
+inline F load_quarters(const float* a, const float* b, const float* c, const float* d) {
+  return {_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a)), _mm_loadu_ps(b), 1),
+          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(c)), _mm_loadu_ps(d), 1)};
+}
 inline void storef(float* p, F f) {
   _mm256_storeu_ps(p, f.a);
   _mm256_storeu_ps(p + 8, f.b);

@@ -111,6 +111,13 @@ inline F to_float(V v) { return _mm512_cvtepi32_ps(v); }
 // Rounded to nearest even; what does not fit gives a byte of 0 after narrow_8.
 inline V to_int(F f) { return _mm512_cvtps_epi32(f); }
 inline F loadf(const float* p) { return _mm512_loadu_ps(p); }
+inline F load_halves(const float* a, const float* b) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
+}
+inline F load_quarters(const float* a, const float* b, const float* c, const float* d) {
+  const __m512 first = _mm512_insertf32x4(_mm512_castps128_ps512(_mm_loadu_ps(a)), _mm_loadu_ps(b), 1);
+  return _mm512_insertf32x4(_mm512_insertf32x4(first, _mm_loadu_ps(c), 2), _mm_loadu_ps(d), 3);
+}
 inline void storef(float* p, F f) { _mm512_storeu_ps(p, f); }
 inline F splatf(float x) { return _mm512_set1_ps(x); }
 inline F addf(F a, F b) { return _mm512_add_ps(a, b); }

@@ -178,6 +178,10 @@ inline V to_int(F f) {
 inline F loadf(const float* p) {
   return quartersf([&](int i) { return vld1q_f32(p + 4 * i); });
 }
+inline F load_quarters(const float* a, const float* b, const float* c, const float* d) {
+  return {{vld1q_f32(a), vld1q_f32(b), vld1q_f32(c), vld1q_f32(d)}};
+}
+inline F load_halves(const float* a, const float* b) { return load_quarters(a, a + 4, b, b + 4); }
 inline void storef(float* p, F f) {
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, f.q[i]);
 }

@@ -207,6 +207,11 @@ inline F loadf(const float* p) {
   std::memcpy(out.f, p, sizeof out.f);
   return out;
 }
+inline F load_quarters(const float* a, const float* b, const float* c, const float* d) {
+  const float* const quarters[4] = {a, b, c, d};
+  return lanesf([&](int i) { return quarters[i / 4][i % 4]; });
+}
+inline F load_halves(const float* a, const float* b) { return load_quarters(a, a + 4, b, b + 4); }
 inline void storef(float* p, F f) { std::memcpy(p, f.f, sizeof f.f); }
 inline F splatf(float x) {
   return lanesf([&](int) { return x; });

@@ -161,7 +161,13 @@ def _linear_setup(
 
 
 def _linear_backward(ctx: Any, grad_y: Tensor, _grad_q: Any, _grad_scale: Any) -> tuple[Tensor | None, ...]:
-    x, scale_M, weight, exponent = ctx.saved_tensors
+    return linear_gradients(ctx, grad_y, *ctx.saved_tensors)
+
+
+def linear_gradients(
+    ctx: Any, grad_y: Tensor, x: Tensor, scale_M: Tensor, weight: Tensor, exponent: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Those of the rows, of nothing and of the bias; and casts the votes, for which ``x`` and ``scale_M`` are."""
     state: VoteState = ctx.state
     integer, grad_y, grad_x = ctx.gradients == "int8", grad_y.contiguous(), None
     if ctx.needs_input_grad[0]:

@@ -16,7 +16,15 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS, SUM_OPS, WIRE_OPS, KernelBackend, ProbeResult
+from arb_ternary.backends.protocol import (
+    CONVOLUTION_OPS,
+    OPTIONAL_OPS,
+    REQUIRED_OPS,
+    SUM_OPS,
+    WIRE_OPS,
+    KernelBackend,
+    ProbeResult,
+)
 from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
@@ -280,7 +288,7 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
         raise
     except Exception as error:
         raise EnvironmentProblem(f"{registered.described} cannot be built: {type(error).__name__}: {error}") from error
-    known = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS)
+    known = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS)
     absent = [attribute for attribute in ("name", "capabilities", "kernels") if not hasattr(backend, attribute)]
     if absent:
         raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")

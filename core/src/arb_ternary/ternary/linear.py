@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from arb_ternary.backends import ops
+from arb_ternary.backends.convolution import convolution, places, unfold_rows
 from arb_ternary.ternary.module import GroupSize, TernaryModule, VoteOptions
 
 Pair = tuple[int, int]
@@ -72,12 +73,16 @@ class TernaryLinear(TernaryModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., K]`` (float) to ``[..., N]`` in the dtype of ``x``."""
-        bias = None
-        if self.bias is not None and self.bias_exponent is not None and self.bias_votes is not None:
-            summed = None if self.sums is None else self.sums.bias
-            votes = self.bias_votes if summed is None else summed
-            bias = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, votes)
-        return self.multiply(x, self.activations, bias)
+        return self.multiply(x, self.activations, self.integer_bias())
+
+    def integer_bias(self) -> Tensor | None:
+        """``B * 2**e`` as float32 ``[N]``; backward casts its votes."""
+        if self.bias is None or self.bias_exponent is None or self.bias_votes is None:
+            return None
+        summed = None if self.sums is None else self.sums.bias
+        votes = self.bias_votes if summed is None else summed
+        bias: Tensor = ops.bias(self.vote_anchor(), self.bias, self.bias_exponent, votes)
+        return bias
 
     @torch.no_grad()
     def apply_bias_votes(self, threshold: int) -> None:
@@ -141,12 +146,17 @@ class TernaryConv2d(TernaryLinear):
         self.dilation = _pair(dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x [B, C, H, W]`` (float) to ``[B, N, H', W']``."""
-        patches_BKL = torch.nn.functional.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
-        y_BLN = super().forward(patches_BKL.transpose(1, 2))
-        spans = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
-        height, width = ((size + 2 * pad - gap * (taps - 1) - 1) // step + 1 for size, pad, gap, taps, step in spans)
-        return y_BLN.transpose(1, 2).reshape(x.shape[0], self.out_channels, height, width)
+        """Convolve ``x [B, C, H, W]`` (float) to ``[B, N, H', W']``, channels last in memory."""
+        window = (*self.kernel_size, *self.dilation, *self.padding, *self.stride)
+        size = (x.shape[0], *places(x.shape[2:], window), self.out_channels)
+        if self.activations == "float":
+            return super().forward(unfold_rows(x, window)).view(size).permute(0, 3, 1, 2)
+        anchor = self.vote_anchor()
+        y_MN = convolution(self.in_autocast(x), anchor, self.integer_bias(), *self.vote_state(), window, self.gradients)
+        if anchor is not None:
+            self.expect_votes(y_MN)
+        y: Tensor = y_MN.view(size).permute(0, 3, 1, 2)
+        return y
 
 
 class TernaryConv1d(TernaryConv2d):

@@ -260,8 +260,7 @@ class TernaryModule(VoteMemory):
 
         Under autocast ``x`` is taken in autocast's dtype, as ``torch.nn.functional.linear`` does.
         """
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = self.in_autocast(x)
         flat = x.reshape(-1, self.shape.in_features)
         anchor = self.vote_anchor()
         y_MN, _, _ = ops.linear(flat, anchor, bias, *self.vote_state(), activations, self.gradients)
@@ -269,6 +268,12 @@ class TernaryModule(VoteMemory):
             self.expect_votes(y_MN)
         y: Tensor = y_MN.view(*x.shape[:-1], self.shape.out_features)
         return y
+
+    @staticmethod
+    def in_autocast(x: Tensor) -> Tensor:
+        """``x`` in the dtype of autocast, where that is on."""
+        kind = x.device.type
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows ``W[ids]`` for int64 ``ids [M]``: ``[M, K]`` in ``dtype``; backward casts the votes of those rows."""

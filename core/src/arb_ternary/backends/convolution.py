@@ -1,0 +1,144 @@
+"""Convolutions of int8 patches: the ops, their gradient, and what stands in for kernels that a backend lacks.
+
+A patch is a row of :func:`~arb_ternary.backends.ops.linear`: what it covers of ``x [B, C, H, W]``, ``K = C * kh * kw``
+elements, quantised by their own absolute maximum. There are ``M = B * H' * W'`` of them. A ``window`` is eight
+integers: taps, dilation, padding and stride, each down and across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import fold, unfold
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.ops import linear_gradients
+from arb_ternary.backends.registration import op
+from arb_ternary.backends.select import get_backend
+from arb_ternary.backends.vote_state import VoteState
+
+
+def places(size: Sequence[int], window: Sequence[int]) -> tuple[int, int]:
+    """``H', W'``: where a window fits into an image of ``H, W``; ValueError if nowhere."""
+    dimensions = zip(size, window[:2], window[2:4], window[4:6], window[6:], strict=True)
+    high, wide = ((n + 2 * pad - gap * (taps - 1) - 1) // step + 1 for n, taps, gap, pad, step in dimensions)
+    if high < 1 or wide < 1:
+        raise ValueError(
+            f"an image of {[*size]} with padding {[*window[4:6]]} is smaller than the kernel {(*window[:2],)}"
+        )
+    return high, wide
+
+
+def _pairs(window: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(window[start : start + 2]) for start in range(0, 8, 2))
+
+
+def unfold_rows(x: Tensor, window: Sequence[int]) -> Tensor:
+    """The patches of ``x`` as rows ``[M, K]``."""
+    patches_BKL = unfold(x, *_pairs(window))
+    return patches_BKL.transpose(1, 2).reshape(-1, patches_BKL.shape[1])
+
+
+def fold_rows(rows: Tensor, size: Sequence[int], window: Sequence[int]) -> Tensor:
+    """Rows ``[M, K]`` summed where patches overlap, over the taps in order, to ``size``: ``[B, H, W, C]``."""
+    patches_BKL = rows.view(size[0], -1, rows.shape[1]).transpose(1, 2)
+    return fold(patches_BKL, tuple(size[1:3]), *_pairs(window)).permute(0, 2, 3, 1).contiguous()
+
+
+def _own(backend: str, name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    own: Callable[..., Any] = get_backend(backend).kernels.get(name, otherwise)
+    return own
+
+
+@op()
+def unfold_quantize(x: Tensor, window: Sequence[int], backend: str) -> tuple[Tensor, Tensor]:
+    """The patches of ``x`` as int8 rows ``[M, K]``, and their float32 scales ``[M]``."""
+
+    def unfolded(x: Tensor, window: Sequence[int]) -> tuple[Tensor, Tensor]:
+        q, scale = kernel(backend, "quantize_rows")(unfold_rows(x, window))
+        return q, scale
+
+    q, scale = _own(backend, "unfold_quantize", unfolded)(x, window)
+    return q, scale
+
+
+@unfold_quantize.register_fake
+def _(x: Tensor, window: Sequence[int], *_: object) -> tuple[Tensor, Tensor]:
+    high, wide = places(x.shape[2:], window)
+    rows, columns = x.shape[0] * high * wide, x.shape[1] * window[0] * window[1]
+    return x.new_empty((rows, columns), dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
+
+
+@op()
+def fold_patches(rows: Tensor, size: Sequence[int], window: Sequence[int], backend: str) -> Tensor:
+    """:func:`fold_rows`, by the backend's kernel if it has one."""
+    folded: Tensor = _own(backend, "fold_patches", fold_rows)(rows, size, window)
+    return folded
+
+
+@fold_patches.register_fake
+def _(rows: Tensor, size: Sequence[int], *_: object) -> Tensor:
+    return rows.new_empty((*size,))
+
+
+@op()
+def convolution(
+    x: Tensor, anchor: Tensor | None, bias: Tensor | None, state: VoteState, window: Sequence[int], gradients: str
+) -> Tensor:
+    """The patches of ``x`` times ``W.T``, plus ``bias``: ``[M, N]`` in the dtype of ``x``; else as int8 ``linear``.
+
+    Backward makes the int8 patches once more: they are more than ``x``.
+    """
+    if x.dim() != 4 or x.shape[1] * window[0] * window[1] != state.sizes[1] or not x.is_floating_point():
+        wanted = state.sizes[1] // (window[0] * window[1])
+        raise ValueError(f"x must be a float tensor [B, {wanted}, H, W], got {x.dtype} {[*x.shape]}")
+    places(x.shape[2:], window)
+
+    def multiplied(x: Tensor, weight: Tensor, exponent: Tensor, bias: Tensor | None, *_: object) -> Tensor:
+        q, scale = unfold_quantize(x, window, state.backend)
+        y: Tensor = kernel(state.backend, "linear")(q, scale, weight, exponent, bias, state.shape, x.dtype)
+        return y
+
+    run = _own(state.backend, "convolve", multiplied)
+    y: Tensor = run(x, state.weight, state.exponent, bias, state.shape, window)
+    return y
+
+
+@convolution.register_fake
+def _(x: Tensor, anchor: object, bias: object, state: VoteState, window: Sequence[int], *_: object) -> Tensor:
+    high, wide = places(x.shape[2:], window)
+    return x.new_empty((x.shape[0] * high * wide, state.sizes[0]))
+
+
+def _setup(
+    ctx: Any,
+    output: Tensor,
+    x: Tensor,
+    anchor: object,
+    bias: object,
+    state: VoteState,
+    window: Sequence[int],
+    gradients: str,
+) -> None:
+    ctx.casts, ctx.has_bias, ctx.x_dtype = anchor is not None, bias is not None, x.dtype
+    ctx.activations, ctx.gradients, ctx.window = "int8", gradients, window
+    ctx.save_for_backward(x, state.weight, state.exponent)
+    ctx.state = state
+
+
+def _backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, exponent = ctx.saved_tensors
+    backend = ctx.state.backend
+    q, scale = unfold_quantize(x, ctx.window, backend) if ctx.casts else (x, x)
+    grad_rows, _, grad_bias = linear_gradients(ctx, grad_y, q, scale, weight, exponent)
+    if grad_rows is None:
+        return None, None, grad_bias
+    batch, channels, height, width = x.shape
+    folded = fold_patches(grad_rows, (batch, height, width, channels), ctx.window, backend)
+    return folded.permute(0, 3, 1, 2), None, grad_bias
+
+
+convolution.register_autograd(_backward, setup_context=_setup)
