@@ -107,6 +107,11 @@ def grows(phase: Any) -> bool:
     return "target_stacks" in options_of(phase)
 
 
+#: Compiles each kernel for the sizes of its weights, a minute for those here: without a GPU it trains in tests of its
+#: own, which compare its bytes with those of torch's kernels.
+COMPILES = "tilelang"
+
+
 def usable(backend: Any) -> bool:
     (candidate,) = [each for each in candidates() if each.name == backend.spec.name]
     return candidate.usable and not candidate.last_resort  # a last resort is slow, and trains in tests of its own
@@ -128,6 +133,11 @@ def quick(every: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
     return taken
 
 
+def quick_backends() -> list[Any]:
+    """Those that every other component meets in the normal tests."""
+    return [each for each in combined("backend") if usable(each) and each.spec.name != COMPILES]
+
+
 def cases() -> Iterator[Any]:
     """Every combination; those that are not needed for every two components to meet are slow."""
     every = {
@@ -135,7 +145,7 @@ def cases() -> Iterator[Any]:
         for found in product(*map(combined, ("backend", "optimizer", "masking", "phase")))
         if go_together(*found[2:])
     }
-    here = {backend.spec.name for backend in combined("backend") if usable(backend)}
+    here = {backend.spec.name for backend in quick_backends()}
     chosen = quick([names for names in every if names[0] in here])
     for names, found in every.items():
         yield pytest.param(*found, id="-".join(names), marks=() if names in chosen else pytest.mark.slow)
@@ -248,7 +258,7 @@ def test_models_of_every_kind_of_data_meet() -> None:
 def test_every_two_components_that_work_here_meet_each_time() -> None:
     met = set().union(*(pairs(str(each.id).split("-")) for each in COMBINATIONS if not each.marks))
     kinds = [combined(kind) for kind in ("backend", "optimizer", "masking", "phase")]
-    kinds[0] = list(filter(usable, kinds[0]))
+    kinds[0] = quick_backends()
     for (i, some), (j, others) in combinations(enumerate(kinds), 2):
         for one, other in product(some, others):
             if (i, j) == (2, 3) and not go_together(one, other):
