@@ -13,10 +13,13 @@ from arb_ternary_bench.kernels.timing import Variant, measure
 
 def test_variants_take_turns() -> None:
     calls: list[str] = []
-    variants = [
-        Variant(name=name, call=lambda _, name=name: (calls.append(name), time.sleep(2e-4))) for name in ("a", "b")
-    ]
-    measure(variants, 0.01)
+    variants = [Variant(name=name, call=lambda _, name=name: calls.append(name)) for name in ("a", "b")]
+
+    def clock(variant: Variant, i: int) -> float:
+        variant.call(i)
+        return 2e-4
+
+    measure(variants, 0.01, clock)
     changes = sum(one != other for one, other in itertools.pairwise(calls))
     assert changes >= 8  # in blocks one after the other there would be one change
 
@@ -29,18 +32,26 @@ def test_calls_rotate_through_every_copy_in_order() -> None:
 
 
 def test_what_a_call_changes_is_put_back_and_not_timed() -> None:
-    state = [0, 0]
+    state, now = [0, 0], 0.0
 
     def call(i: int) -> None:
+        nonlocal now
         assert state[i] == 0
         state[i] = 1
+        now += 0.25
 
     def restore(i: int) -> None:
-        time.sleep(0.002)
+        nonlocal now
         state[i] = 0
+        now += 1.0
 
-    timing = measure([Variant(name="a", call=call, restore=restore, copies=2)], 0.01)["a"]
-    assert timing.least < 0.001
+    def clock(variant: Variant, i: int) -> float:
+        start = now
+        variant.call(i)
+        return now - start
+
+    timing = measure([Variant(name="a", call=call, restore=restore, copies=2)], 0.01, clock)["a"]
+    assert timing.least == timing.median == 0.25
 
 
 def test_least_and_median_are_those_of_the_calls() -> None:

@@ -147,12 +147,12 @@ def test_a_slow_first_batch_does_not_change_the_order(monkeypatch):
 
 
 def test_closing_ends_the_threads_and_the_iteration():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with _loader(workers=3) as loader:
         next(loader)
         assert any(thread.name.startswith("arb-data") for thread in threading.enumerate())
     loader.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # others may end meanwhile
     with pytest.raises(ValueError, match="closed"):
         next(loader)
 

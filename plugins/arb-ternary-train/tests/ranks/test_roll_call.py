@@ -6,6 +6,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch.distributed as dist
@@ -38,15 +39,16 @@ def test_ranks_that_have_ended_are_not_taken_for_those_that_come() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_by_those_that_have() -> None:
-    store = dist.HashStore()
+    store, together = dist.HashStore(), Barrier(2)
 
     def come(rank: int) -> str:
+        together.wait()
         with pytest.raises(EnvironmentProblem) as caught:
-            call_roll(store, rank, 4, 0.5)
+            call_roll(store, rank, 4, 2.0)
         return caught.value.what
 
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(come, (0, 2))) == ["rank 1, 3: not here after 0.5 s, of 4 ranks"] * 2
+        assert list(threads.map(come, (0, 2))) == ["rank 1, 3: not here after 2 s, of 4 ranks"] * 2
 
 
 def test_a_rank_that_ended_earlier_is_named_too() -> None:
