@@ -6,7 +6,7 @@ patch, ``N`` output channels, ``D`` width, ``P`` planes that turn.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,26 +18,18 @@ from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.parts import FloatLinear, make_linear, make_norm
 from arb_ternary_text.models.rotary import rotary_angles
+from arb_ternary_vision.sizes import Pair, pair
 
 __all__ = [
     "ChannelNorm",
     "FloatConv2d",
     "Geometry",
-    "Pair",
     "Patches",
     "grid_positions",
     "make_channel_norm",
     "make_conv",
     "make_patches",
-    "pair",
 ]
-
-Pair: TypeAlias = tuple[int, int]
-
-
-def pair(value: int | Pair) -> Pair:
-    """Height and width, of one number both."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 class Geometry(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import attrs
 import numpy as np
@@ -19,6 +19,7 @@ from arb_ternary_vision.data.source import (
     require_memory,
     split_source,
 )
+from arb_ternary_vision.sizes import pair, size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,14 +38,6 @@ MAX_PIXELS: Final = 50_000_000
 #: The tag of an image's orientation, and its values where rows and columns are exchanged (Exif 2.32, 4.6.4).
 _ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)
 
-Size = int | list[int]
-
-
-def _check_size(instance: Any, attribute: Any, value: Any) -> None:
-    sides = [value] if isinstance(value, int) else value
-    if value is not None and (len(sides) not in (1, 2) or any(side < 1 for side in sides)):
-        raise ValueError(f"'image_size' must be a side of squares or [height, width], in pixels, not {value!r}")
-
 
 @attrs.frozen(kw_only=True)
 class FolderConfig:
@@ -59,10 +52,10 @@ class FolderConfig:
         f"share of the images of each class that is held out when `validation` is null (null: {DEFAULT_FRACTION})",
         validator=optional(part),
     )
-    image_size: Size | None = option(
+    image_size: int | tuple[int, int] | None = option(
         None,
         "what images are made: side of squares, or [height, width], in pixels; null = all are of one size already",
-        validator=_check_size,
+        validator=optional(size),
     )
     fit: Literal["crop", "stretch"] = option(
         "crop", "of images of another shape: crop = cut off what reaches over, on both sides; stretch"
@@ -158,8 +151,7 @@ def _size_of(config: FolderConfig, first: Path) -> tuple[int, int]:
         with _opened(first, config.max_pixels) as image:
             width, height = image.size
             return (width, height) if image.getexif().get(_ORIENTATION, 1) in _LYING else (height, width)
-    sides = [config.image_size] if isinstance(config.image_size, int) else config.image_size
-    return sides[0], sides[-1]
+    return pair(config.image_size)
 
 
 def decoded(

@@ -13,21 +13,9 @@ from arb_ternary.config.options import HELP, Rule, option
 from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
-from arb_ternary_vision.parts import Pair, pair
+from arb_ternary_vision.sizes import Pair, pair, size
 
 __all__ = ["ImageModelConfig", "as_in_decoder"]
-
-#: Longest side of an image, a bound against a mistyped number that would allocate for minutes.
-MAX_SIDE = 8192
-
-
-def _is_size(value: Any) -> bool:
-    sides = (value,) if isinstance(value, int) else value
-    return all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides)
-
-
-#: A size in pixels: one number for squares, or height and width.
-size = Rule(f"from 1 to {MAX_SIDE} pixels, or two such numbers, height and width", _is_size, {})
 
 
 def as_in_decoder(name: str, help: str = "", default: Any = None) -> Any:  # noqa: A002

@@ -10,8 +10,8 @@ from attrs.validators import in_
 
 from arb_ternary.config.options import option
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder, size
-from arb_ternary_vision.parts import Pair, pair
+from arb_ternary_vision.models.config import ImageModelConfig, as_in_decoder
+from arb_ternary_vision.sizes import Pair, pair, size
 
 __all__ = ["PatchModelConfig", "VitConfig"]
 
