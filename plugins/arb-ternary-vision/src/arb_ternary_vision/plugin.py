@@ -116,7 +116,7 @@ def arb_register_generators() -> Sequence[GeneratorSpec]:
         GeneratorSpec(
             name="caption",
             target="arb_ternary_vision.cli.caption:caption",
-            models=("captioner",),
+            masking=("captions",),
             summary="writes texts about images",
         ),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from arb_ternary_train.restore import TrainedRun
 
-__all__ = ["caption"]
+__all__ = ["caption", "held_out_images", "written"]
 
 
 @click.command()
@@ -56,8 +56,8 @@ def caption(
     if invert and not files:
         raise UsageProblem("--invert: held-out images are as the model knows them", "Name files, or leave it out.")
     trained = load_run(run, backend=backend, device=device)
-    images, wanted = (images_in(trained, files, invert).data, []) if files else _held_out(trained, count)
-    texts = _written(trained, images, temperature, seed)
+    images, wanted = (images_in(trained, files, invert).data, []) if files else held_out_images(trained, count)
+    texts = written(trained, images, temperature=temperature, seed=seed)
     if files:
         print_table(("image", "text"), [(str(file), text) for file, text in zip(files, texts, strict=True)])
     else:
@@ -71,8 +71,12 @@ def caption(
         click.echo(output)
 
 
-def _held_out(trained: TrainedRun, count: int | None) -> tuple[Tensor, list[str]]:
-    """Held-out images ``[B, C, H, W]``, ``count`` of them spread over all, and the text of each."""
+def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, list[str]]:
+    """Held-out images ``[B, C, H, W]``, and the text of each: ``count`` of them spread over all; None: all.
+
+    Raises:
+        UsageProblem: the run's data has no texts.
+    """
     import torch
 
     from arb_ternary_vision.data.captioned import CaptionedSource
@@ -86,33 +90,23 @@ def _held_out(trained: TrainedRun, count: int | None) -> tuple[Tensor, list[str]
     return torch.cat([batch.data for batch in batches]), [data.captions[label] for label in labels]
 
 
-def _written(trained: TrainedRun, images: Tensor, temperature: float, seed: int) -> list[str]:
-    import torch
-
+def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
+    """The text about each of ``images [B, C, H, W]``; UsageProblem: the run's model writes nothing."""
     from arb_ternary_text.data.tokenizers import from_json
-    from arb_ternary_text.models.generate import generate
     from arb_ternary_train.evaluate import evaluation_mode
     from arb_ternary_vision.data.captioned import END
-    from arb_ternary_vision.models.captioner import AboutImage, Captioner
+    from arb_ternary_vision.models.captioner import Captioner
 
     model, attached = trained.model, trained.directory.attachments()
     if not isinstance(model, Captioner) or "tokenizer" not in attached:
         raise UsageProblem(f"{trained.directory.path}: the model {trained.config.model.name!r} writes nothing")
     tokenizer = from_json(attached["tokenizer"])
     (end,) = tokenizer.encode(END)
-    texts = []
-    with evaluation_mode(model), torch.no_grad():
-        for number, image in enumerate(images.to(trained.device)):
-            drawn = generate(
-                AboutImage(model, image),
-                [end],
-                max_new_tokens=model.options.max_length - 1,
-                temperature=temperature,
-                seed=seed + number,
-                stop=(end,),
-                device=trained.device,
-            )
-            texts.append(tokenizer.decode(list(drawn)))
+    texts: list[str] = []
+    with evaluation_mode(model):
+        for number, some in enumerate(images.split(64)):
+            ids = model.write(some.to(trained.device), end, temperature=temperature, seed=seed + number)
+            texts += [tokenizer.decode(each) for each in ids]
     return texts
 
 

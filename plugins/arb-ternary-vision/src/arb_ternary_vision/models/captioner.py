@@ -21,7 +21,7 @@ from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_vision.models.captioner_config import CaptionerConfig
 from arb_ternary_vision.models.patch_embedding import PatchEmbedding, patch_positions
 
-__all__ = ["AboutImage", "Captioner", "CaptionerConfig", "build"]
+__all__ = ["Captioner", "CaptionerConfig", "build"]
 
 
 class Captioner(Transformer):
@@ -96,6 +96,36 @@ class Captioner(Transformer):
         self._run(states_BLD, self.blocks, cache)
         return cache
 
+    @torch.no_grad()
+    def write(self, images_BCHW: Tensor, end: int, *, temperature: float = 0.0, seed: int = 0) -> list[list[int]]:
+        """The ids of a text about each image, without its end, which is also what every text begins with.
+
+        Args:
+            images_BCHW: float ``[B, C, H, W]``.
+            end: id of the end of a text.
+            temperature: divides the logits; 0 takes the likeliest character (the first of equals).
+            seed: of the draws.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        cache = self.new_cache(images_BCHW)
+        last_B = torch.full((len(images_BCHW),), end, dtype=torch.int64)
+        written: list[list[int]] = [[] for _ in images_BCHW]
+        going = [True] * len(written)
+        for _ in range(self.options.max_length):
+            logits_BV = self(last_B[:, None].to(images_BCHW.device), cache=cache)[:, -1].double().cpu()
+            if temperature == 0:
+                last_B = logits_BV.argmax(dim=-1)
+            else:
+                shares_BV = (logits_BV / temperature).softmax(dim=-1)
+                last_B = torch.multinomial(shares_BV, 1, generator=generator)[:, 0]
+            for row, token in enumerate(last_B.tolist()):
+                going[row] = going[row] and token != end
+                if going[row]:
+                    written[row].append(token)
+            if not any(going):
+                break
+        return written
+
     def _positions(self, x_BSD: Tensor, cache: KeyValueCache | None) -> Positions:
         config, (batch, length, _), device = self.config, x_BSD.shape, x_BSD.device
         start, span = (0, None) if cache is None else (cache.length, cache.reserve(batch, length))
@@ -111,41 +141,6 @@ class Captioner(Transformer):
         key_T = torch.arange(start + length, device=device)
         mask_ST = (key_T <= query_S1) | (key_T < self.prefix)
         return Positions(cos_SP, sin_SP, mask_ST, is_causal=False, span=span)
-
-
-class AboutImage:
-    """A captioner that has an image in front of it, as ``arb_ternary_text.models.generate.generate`` takes models.
-
-    Args:
-        model: the captioner.
-        image_CHW: float ``[C, H, W]``.
-    """
-
-    #: Every character sees all of the text before it.
-    sliding_window = None
-
-    def __init__(self, model: Captioner, image_CHW: Tensor) -> None:
-        self._model = model
-        self._image = image_CHW
-
-    @property
-    def vocabulary_size(self) -> int:
-        """``V``."""
-        return self._model.vocabulary_size
-
-    @property
-    def max_length(self) -> int:
-        """Longest text, in characters."""
-        return self._model.options.max_length
-
-    def new_cache(self, batch_size: int) -> KeyValueCache:
-        """A cache for so many texts about the image."""
-        return self._model.new_cache(self._image.expand(batch_size, *self._image.shape))
-
-    def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
-        """Logits ``[B, S, V]`` of what follows."""
-        logits_BSV: Tensor = self._model(tokens_BS, cache=cache)
-        return logits_BSV
 
 
 def build(config: CaptionerConfig, vocabulary_size: int) -> Captioner:
