@@ -92,6 +92,8 @@ def held_out_images(trained: TrainedRun, count: int | None) -> tuple[Tensor, lis
 
 def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: int) -> list[str]:
     """The text about each of ``images [B, C, H, W]``; UsageProblem: the run's model writes nothing."""
+    import torch
+
     from arb_ternary_text.data.tokenizers import from_json
     from arb_ternary_train.evaluate import evaluation_mode
     from arb_ternary_vision.data.captioned import END
@@ -104,7 +106,7 @@ def written(trained: TrainedRun, images: Tensor, *, temperature: float, seed: in
     (end,) = tokenizer.encode(END)
     texts: list[str] = []
     with evaluation_mode(model):
-        for number, some in enumerate(images.split(64)):
+        for number, some in enumerate(torch.split(images, 64)):
             ids = model.write(some.to(trained.device), end, temperature=temperature, seed=seed + number)
             texts += [tokenizer.decode(each) for each in ids]
     return texts
