@@ -3,9 +3,9 @@
     python plugins/arb-ternary-audio/studies/words.py --work DIR --out RESULT.json [--most N]
 
 The three configs are those of docs/examples. Rates are chosen with the same number of trials each on a fifth of the
-training words that is held aside (``tuning: true``); the held-out words take no part in that. Then three seeds, of
-weights and order, with the best rate. What is in ``--out`` already is not repeated, so that the study can be made in
-pieces: with ``--most`` it ends after so many runs.
+training words that is held aside (``tuning: true``), in runs of half the steps; the held-out words take no part in
+that. Then three seeds, of weights and order, with the best rate. What is in ``--out`` already is not repeated, so that
+the study can be made in pieces: with ``--most`` it ends after so many runs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from arb_ternary_train.runner import RunRequest, train
 EXAMPLES: Final = Path(__file__).parents[3] / "docs" / "examples"
 #: Config, the option that is the rate, and the rates that are tried.
 METHODS: Final[dict[str, tuple[str, str, tuple[float, ...]]]] = {
-    "pure": ("words", "optimizer.lr", (0.05, 0.1, 0.2)),
-    "qat": ("words-bitnet", "phases.0.lr", (0.001, 0.003, 0.01)),
-    "float32": ("words-float32", "phases.0.lr", (0.001, 0.003, 0.01)),
+    "pure": ("words", "optimizer.lr", (0.05, 0.1, 0.14, 0.2)),
+    "qat": ("words-bitnet", "phases.0.lr", (0.001, 0.003, 0.01, 0.03)),
+    "float32": ("words-float32", "phases.0.lr", (0.001, 0.003, 0.01, 0.03)),
 }
 SEEDS: Final = (0, 1, 2)
 TUNING_SEED: Final = 100
@@ -44,6 +44,8 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
     """One run, and what it comes to."""
     name, option, _ = METHODS[method]
     overrides = [f"{option}={rate}", f"seed={seed}", f"data.tuning={str(tuning).lower()}", "phases.0.eval_every=500"]
+    if tuning:
+        overrides.append("phases.0.steps=250")
     directory = work / f"{method}-{rate}-{seed}{'-tuning' if tuning else ''}"
     started = time.process_time()
     train(
