@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ["KINDS_OF_DATA", "TEXT", "KindOfData", "kind_of_masking", "kind_of_model"]
 
@@ -43,6 +43,9 @@ TEXT: Final = KindOfData(
 
 KINDS_OF_DATA: Final[Mapping[str, KindOfData]] = {
     "text": TEXT,
+    "text with gaps": evolve(
+        TEXT, models=tuple({**model, "causal": False} for model in TEXT.models), masking=("absorbing",)
+    ),
     "images": KindOfData(
         data={"name": "digits"},
         models=(
