@@ -224,13 +224,13 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
 
 
 def of_other_data(config: dict[str, Any], kind: str, section: dict[str, Any], data: KindOfData) -> dict[str, Any]:
-    """The run ``config`` on samples that are no text."""
+    """The run ``config`` on samples that are no text, or for models that see all of it."""
     model = next((each for each in data.models if each["name"] == section["name"]), data.models[0])
     phase = {key: value for key, value in BRIEF.items() if key not in TEXT.phase}
     known = brief("phase", "standard").keys()
     return {
         **config,
-        "data": dict(data.data),
+        "data": config["data"] if data.data == TEXT.data else dict(data.data),
         "model": {**model, "float_parts": ["head"]},
         "masking": section if kind == "masking" else {"name": data.masking[0]},
         "phases": [{"name": "standard", **{key: value for key, value in phase.items() if key in known}, **data.phase}],
