@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -28,10 +28,11 @@ class _KnowsTimeAndClass:
 
     __slots__ = ()
 
-    width: int
-    gradients: str
-    float_parts: tuple[FloatPart, ...]
-    scale_rule: str
+    if TYPE_CHECKING:  # at run time these would be taken for the types of the options
+        width: int
+        gradients: str
+        float_parts: tuple[FloatPart, ...]
+        scale_rule: str
 
     def check(self) -> None:
         """See :class:`~arb_ternary_vision.models.config.ImageModelConfig`."""
