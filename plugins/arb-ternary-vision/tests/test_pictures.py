@@ -15,9 +15,10 @@ from torch import nn
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.cli.main import main
-from arb_ternary.errors import ArbError
+from arb_ternary.errors import ArbError, Interrupted
 from arb_ternary.protocols.data import Batch
 from arb_ternary_testing.component import make_choice
+from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
@@ -70,6 +71,25 @@ def test_the_picture_is_drawn_and_the_run_does_not_notice(runs):
             paths = [runs / name / "checkpoints" / f"step-{step:08}" / file for name in ("with", "without")]
             assert paths[0].read_bytes() == paths[1].read_bytes()
     assert (runs / "with" / "metrics.jsonl").read_bytes() == (runs / "without" / "metrics.jsonl").read_bytes()
+
+
+def test_a_resumed_run_with_augmentation_and_pictures_ends_with_the_same_bytes(runs, tmp_path, monkeypatch):
+    record_step = TrainingContext.record_step
+
+    def stopping(self, *arguments, **options):
+        record_step(self, *arguments, **options)
+        if self.step == 2:
+            self.request_stop("a test")
+
+    config = load_config(runs / "seen.yaml", ("trackers=[confusion_matrix]",)).config
+    monkeypatch.setattr(TrainingContext, "record_step", stopping)
+    with pytest.raises(Interrupted):
+        train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent))
+    monkeypatch.undo()
+    train(config, RunRequest(directory=tmp_path / "run", backend="torch", reporter=Silent, resume="auto"))
+    reset_backends()
+    for file in ("checkpoints/step-00000006/model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "run" / file).read_bytes() == (runs / "without" / file).read_bytes()
 
 
 def test_the_picture_is_that_of_the_model_at_the_end(runs, tmp_path, monkeypatch):
