@@ -95,16 +95,24 @@ def test_every_wrapper_trains_from_a_config(optimizer: str, keys: set[str]) -> N
         assert "draws a step" not in Path("figure.svg").read_text()
 
 
+WRAPPERS = {
+    "gnts, threshold: 0.05": GradientNormThreshold,
+    "mht, error_tolerance: 0.001": MetricHypothesisTest,
+    "gns, noise_multiplier: 0.01": GradientNoiseScale,
+    "sbc, initial_logical_batch_size: 4": ScheduledBatch,
+}
+RULES = ("sign_votes", "scaled_votes")
+
+
+# Each wrapper around one rule of votes; around the other one it is slow.
 @pytest.mark.parametrize(
-    ("name", "wrapper"),
+    ("name", "wrapper", "ternary"),
     [
-        ("gnts, threshold: 0.05", GradientNormThreshold),
-        ("mht, error_tolerance: 0.001", MetricHypothesisTest),
-        ("gns, noise_multiplier: 0.01", GradientNoiseScale),
-        ("sbc, initial_logical_batch_size: 4", ScheduledBatch),
+        pytest.param(*wrapper, rule, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, wrapper in enumerate(WRAPPERS.items())
+        for j, rule in enumerate(RULES)
     ],
 )
-@pytest.mark.parametrize("ternary", ["sign_votes", "scaled_votes"])
 def test_a_run_stopped_between_two_draws_of_a_step_resumes_to_the_same_bytes(
     name: str, wrapper: Any, ternary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,7 +190,7 @@ class OptimizerSuite(ComponentCase):
             changed = sum(int((codes() != old).sum()) for codes, old in zip(modules, before, strict=True))
             assert outcome.flips == changed
             total += changed
-            if (total or not modules) and step >= 60 * self.draws:
+            if (total or not modules) and step >= 20 * self.draws:
                 break
         assert total > 0 or not modules, "no trit ever flipped"
 
@@ -199,7 +199,7 @@ class OptimizerSuite(ComponentCase):
         for group in scheduled_groups(optimizer):
             group["lr"] = 0.0
         before = _weights(model)
-        self._advance(model, optimizer, 0, 40 * self.draws)
+        self._advance(model, optimizer, 0, 10 * self.draws)
         _assert_equal(_weights(model), before)
 
     def test_what_no_loss_has_reached_does_not_learn(self, part: str) -> None:
