@@ -1,6 +1,6 @@
 """Convolutions: patches of an image quantised, multiplied and summed up again, without the patches as floats.
 
-Meaning and signatures are those of ``arb_ternary.backends.convolution``; an image may have any strides.
+Windows and rows are those of ``arb_ternary.backends.patches``; an image may have any strides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, get_num_threads
 
-from arb_ternary.backends.convolution import fold_rows, places
+from arb_ternary.backends.patches import fold_rows, places
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import check_exponent, check_packed, check_readable, check_shape, float_dtype
