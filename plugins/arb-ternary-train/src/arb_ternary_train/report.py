@@ -13,7 +13,7 @@ from arb_ternary_train.audit import Audit, audit
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.evaluate import loss_unit_of, noun_of
 from arb_ternary_train.linear_state import LinearState, linear_state
-from arb_ternary_train.protocols import Baselines, CheckResult, OwnLosses
+from arb_ternary_train.protocols import Baselines, CheckResult
 
 __all__ = ["RunReport", "baselines_of", "make_report"]
 
@@ -112,9 +112,10 @@ class RunReport:
 def baselines_of(data: DataSource, masking: MaskingStrategy, shape: tuple[int, int]) -> Mapping[str, float]:
     """What simple predictors reach on the samples of an evaluation of that ``(batch_size, block_size)``.
 
-    Nothing where losses are the masking's own: those of the data are cross entropies.
+    Nothing where losses are the masking's own and not in nats: those of the data are cross entropies.
     """
-    return data.baselines(shape[1]) if isinstance(data, Baselines) and not isinstance(masking, OwnLosses) else {}
+    comparable = loss_unit_of(data, masking).startswith("nats")
+    return data.baselines(shape[1]) if isinstance(data, Baselines) and comparable else {}
 
 
 def _words(name: str) -> str:
