@@ -85,9 +85,10 @@ def measured(method: str, rate: float, seed: int, tuning: bool, work: Path) -> d
         "float_parameters": audit["float_parameters"],
         "state_bytes": audit["state_bytes"],
         "bits_a_parameter": audit["state_bits_per_parameter"],
-        "cpu_seconds": round(seconds, 1),
     }
-    return record if tuning else {**record, "frechet": judged(directory, judge_in(work))}
+    if tuning:
+        return record
+    return {**record, "cpu_seconds": round(seconds, 1), "frechet": judged(directory, judge_in(work))}
 
 
 def judged(directory: Path, judge: Path) -> dict[str, Any]:
@@ -137,7 +138,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1000, help="runs to make at most")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    for folder in (arguments.work, arguments.out.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
     for _ in range(arguments.most):
         if (wanted := missing(results["runs"])) is None:

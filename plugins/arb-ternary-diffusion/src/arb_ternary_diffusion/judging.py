@@ -19,7 +19,7 @@ from arb_ternary.protocols.data import DataSource
 from arb_ternary_diffusion.frechet import frechet_distance, moments_of
 from arb_ternary_train.evaluate import evaluation_mode
 
-__all__ = ["Distances", "Pictures", "distances", "features_of", "pixels", "real_pictures"]
+__all__ = ["Distances", "Features", "Pictures", "distances", "features_of", "pixels", "real_pictures"]
 
 _TOGETHER = 256
 
@@ -96,7 +96,7 @@ def features_of(where: str, classifier: nn.Module, device: torch.device) -> Feat
         hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float().cpu()))
         try:
             with evaluation_mode(classifier):
-                for some_BCHW in pictures_NCHW.split(_TOGETHER):
+                for some_BCHW in torch.split(pictures_NCHW, _TOGETHER):
                     classifier(some_BCHW.to(device))
         finally:
             hook.remove()

@@ -47,13 +47,13 @@ def frechet(
     wait_passively()
     import torch
 
-    from arb_ternary_diffusion.judging import distances, features_of, pixels, real_pictures
+    from arb_ternary_diffusion.judging import Features, distances, features_of, pixels, real_pictures
     from arb_ternary_diffusion.pictures import Sampling, denoiser_of, draw_pictures, labels_of
     from arb_ternary_train.restore import load_run
 
     trained = load_run(run, backend=backend, device=device)
     denoiser = denoiser_of(str(run), trained.config.masking, trained.model)
-    compared = {"pixels": pixels}
+    compared: dict[str, Features] = {"pixels": pixels}
     if classifier is not None:
         judge = load_run(classifier, backend=backend, device=device)
         compared[f"features of {classifier.name}"] = features_of(str(classifier), judge.model, judge.device)
