@@ -315,6 +315,7 @@ def kernels_page() -> str:
     from arb_ternary.backends.protocol import OPTIONAL_OPS, REQUIRED_OPS
     from arb_ternary.backends.reference import build
     from arb_ternary.backends.vote_state import VoteLimits, VoteState
+    from arb_ternary_vision import convolution_ops  # noqa: F401  (registers its own)
 
     kernels = build().kernels
     parts = [
@@ -344,6 +345,7 @@ def api_page() -> str:
     import arb_ternary_testing
     from arb_ternary.config import options as config_options
     from arb_ternary_train import audit, update
+    from arb_ternary_vision import convolution
 
     parts = ["# Python API", prose(inspect.getdoc(arb_ternary) or "")]
     for title, module in (
@@ -351,6 +353,7 @@ def api_page() -> str:
         ("Options of config classes: `arb_ternary.config.options`", config_options),
         ("A training loop of one's own: `arb_ternary_train.update`", update),
         ("What a model stores: `arb_ternary_train.audit`", audit),
+        ("Convolutions: `arb_ternary_vision.convolution`", convolution),
         ("Conformance kit: `arb_ternary_testing`", arb_ternary_testing),
     ):
         parts.append(f"## {title}")

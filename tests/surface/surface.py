@@ -28,6 +28,7 @@ def describe() -> str:
         "names of arb_ternary_testing": _names("arb_ternary_testing"),
         "names of arb_ternary_train.audit": _names("arb_ternary_train.audit"),
         "names of arb_ternary_train.update": _names("arb_ternary_train.update"),
+        "names of arb_ternary_vision.convolution": _names("arb_ternary_vision.convolution"),
         "names of the protocols": _protocols(),
         "specs": _specs(),
         "hooks": _hooks(),

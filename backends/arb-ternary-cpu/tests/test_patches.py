@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import fold, unfold
 
-from arb_ternary import TernaryConv2d
 from arb_ternary.backends import reference
 from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary.backends.select import get_backend
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
+from arb_ternary_vision.convolution import TernaryConv2d
 
 Window = tuple[int, int, int, int, int, int, int, int]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from arb_ternary.backends.select import use_backend
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
-    from arb_ternary.ternary.linear import TernaryConv1d, TernaryConv2d, TernaryLinear
+    from arb_ternary.ternary.linear import TernaryLinear
     from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
 
 __version__ = "0.1.0"
@@ -28,8 +28,6 @@ API_VERSION: Final = (1, 0)
 hookimpl: Final = pluggy.HookimplMarker("arb_ternary")
 
 _LAZY: Final = {
-    "TernaryConv1d": "arb_ternary.ternary.linear",
-    "TernaryConv2d": "arb_ternary.ternary.linear",
     "TernaryEmbedding": "arb_ternary.ternary.embedding",
     "TernaryLinear": "arb_ternary.ternary.linear",
     "TernaryRMSNorm": "arb_ternary.ternary.embedding",
@@ -41,8 +39,6 @@ _LAZY: Final = {
 
 __all__ = [
     "API_VERSION",
-    "TernaryConv1d",
-    "TernaryConv2d",
     "TernaryEmbedding",
     "TernaryLinear",
     "TernaryRMSNorm",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from arb_ternary import TernaryConv2d, TernaryEmbedding, TernaryLinear, TernaryRMSNorm
+from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
 from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, current_backend, use_backend
@@ -351,16 +351,6 @@ def test_a_bias_casts_the_sign_of_its_gradient_and_reaches_the_output() -> None:
     torch.testing.assert_close(layer(x), expected)
     layer(x).backward(torch.tensor([[1.0, -1.0, 2.0, 0.0]] * 3))
     assert layer.bias_votes.tolist() == [-1, 1, -1, 0]
-
-
-@pytest.mark.parametrize("kernel", [1, 3, (2, 3)])
-def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, int]) -> None:
-    layer = TernaryConv2d(3, 5, kernel, stride=(1, 2), padding=1, activations="float")
-    x = torch.randn(2, 3, 8, 9)
-    weight = layer.dense_weight().view(5, 3, *layer.kernel_size)
-    torch.testing.assert_close(
-        layer(x), nn.functional.conv2d(x, weight, stride=(1, 2), padding=1), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arb_ternary import (
-    TernaryConv1d,
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
@@ -134,7 +133,7 @@ def test_embedding_rows_equal_the_dense_rows() -> None:
 
 
 def test_configuring_sets_every_module_and_returns_the_threshold() -> None:
-    model = nn.Sequential(TernaryLinear(4, 4), nn.Sequential(TernaryConv1d(2, 2, 3)))
+    model = nn.Sequential(TernaryLinear(4, 4), nn.Sequential(TernaryLinear(6, 2)))
     assert configure_ternary_training(model) == 32
     assert configure_ternary_training(model, accum_threshold=8, e_accum_threshold=16) == 8
     assert {(m.accum_threshold, m.e_accum_threshold) for m in (model[0], model[1][0])} == {(8, 16)}

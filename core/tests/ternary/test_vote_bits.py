@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from arb_ternary import (
-    TernaryConv1d,
-    TernaryConv2d,
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
@@ -67,8 +65,6 @@ def test_every_module_takes_the_bits_and_a_threshold_within_them(bits: int) -> N
     modules: list[TernaryModule] = [
         TernaryLinear(8, 4, vote_bits=bits),
         TernaryEmbedding(4, 8, vote_bits=bits),
-        TernaryConv1d(2, 3, 3, vote_bits=bits),
-        TernaryConv2d(2, 3, 3, vote_bits=bits),
         TernaryRMSNorm(8, vote_bits=bits),
     ]
     for module in modules:

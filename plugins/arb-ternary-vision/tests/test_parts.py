@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.ternary.linear import TernaryConv2d
 from arb_ternary_text.models.config import FLOAT_PARTS, DecoderConfig
 from arb_ternary_text.models.rotary import rotate
 from arb_ternary_train.audit import audit
+from arb_ternary_vision.convolution import TernaryConv2d
 from arb_ternary_vision.parts import FloatConv2d, Geometry, grid_positions, make_channel_norm, make_conv, make_patches
 
 

@@ -45,7 +45,7 @@ WIRE_OPS: Final = ("digits_to_bytes", "bytes_to_digits", "add_digits_", "weight_
 #: Kernels for the sums of a step. Who calls one has code in torch beside it: ``TernaryModule.add_votes``, and
 #: ``arb_ternary_votes.levels``.
 SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
-#: Kernels of convolutions. Core has code in torch beside them: see ``arb_ternary.backends.convolution``.
+#: Kernels of convolutions. Core calls none of them: see ``arb_ternary_vision.convolution_ops``.
 CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
 
 #: Capability: ``cast_votes`` never materialises the gradient.

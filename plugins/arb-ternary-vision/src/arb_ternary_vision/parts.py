@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary.ternary.linear import TernaryConv2d, TernaryLinear
+from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.parts import FloatLinear, make_linear, make_norm
 from arb_ternary_text.models.rotary import rotary_angles
+from arb_ternary_vision.convolution import TernaryConv2d
 from arb_ternary_vision.sizes import Pair, pair
 
 __all__ = [
@@ -56,7 +57,7 @@ class Geometry(NamedTuple):
 
 
 class FloatConv2d(FloatLinear):
-    """The float twin of core's ``TernaryConv2d``: a linear, without bias, of weight ``[N, C kh kw]`` over patches.
+    """The float twin of ``TernaryConv2d``: a linear, without bias, of weight ``[N, C kh kw]`` over patches.
 
     With ``activations="int8"`` each patch is rounded to int8 by its largest element, as there. What replaces it keeps
     ``geometry``.

@@ -1,8 +1,7 @@
 """Convolutions of int8 patches: the ops, their gradient, and what stands in for kernels that a backend lacks.
 
-A patch is a row of :func:`~arb_ternary.backends.ops.linear`: what it covers of ``x [B, C, H, W]``, ``K = C * kh * kw``
-elements, quantised by their own absolute maximum. There are ``M = B * H' * W'`` of them. A ``window`` is eight
-integers: taps, dilation, padding and stride, each down and across.
+A patch is a row of :func:`~arb_ternary.backends.ops.linear`, quantised by its own absolute maximum. Windows and rows
+are those of :mod:`arb_ternary.backends.patches`.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from arb_ternary import TernaryConv1d, TernaryConv2d, TernaryLinear
-from arb_ternary.backends import convolution
+import arb_ternary
+from arb_ternary import TernaryLinear
 from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, use_backend
+from arb_ternary_vision import convolution_ops
+from arb_ternary_vision.convolution import TernaryConv1d, TernaryConv2d
 
 USABLE = [found.name for found in candidates() if found.usable]
 QUICK = ("torch", USABLE[0])
@@ -78,7 +80,7 @@ def test_opcheck_accepts(name: str, backend: str) -> None:
 
 
 def test_every_op_of_the_module_is_checked() -> None:
-    registered = {name for name, value in vars(convolution).items() if isinstance(value, Op)}
+    registered = {name for name, value in vars(convolution_ops).items() if isinstance(value, Op)}
     assert registered == {"convolution", "unfold_quantize", "fold_patches"}
 
 
@@ -107,3 +109,25 @@ def test_images_that_do_not_fit_are_refused() -> None:
         conv(torch.randn(1, 2, 8, 8))
     with pytest.raises(ValueError, match=r"float tensor \[B, 3, H, W\]"):
         conv(torch.ones(1, 3, 8, 8, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("kernel", [1, 3, (2, 3)])
+def test_convolution_equals_torch_on_the_dense_weight(kernel: int | tuple[int, int]) -> None:
+    layer = TernaryConv2d(3, 5, kernel, stride=(1, 2), padding=1, activations="float")
+    x = torch.randn(2, 3, 8, 9)
+    weight = layer.dense_weight().view(5, 3, *layer.kernel_size)
+    torch.testing.assert_close(
+        layer(x), torch.nn.functional.conv2d(x, weight, stride=(1, 2), padding=1), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_convolutions_take_the_bits_of_votes(bits: int) -> None:
+    for module in (TernaryConv1d(2, 3, 3, vote_bits=bits), TernaryConv2d(2, 3, 3, vote_bits=bits)):
+        assert module.shape.vote_bits == bits
+        assert not module.logical_votes().any()
+
+
+def test_the_package_offers_them() -> None:
+    assert arb_ternary.TernaryConv1d is TernaryConv1d
+    assert arb_ternary.TernaryConv2d is TernaryConv2d
