@@ -30,13 +30,14 @@ def config_of(
     export: bool = False,
     more: Any = (),
     clip: float | None = None,
+    tuned: Any = (),
     **model: Any,
 ) -> str:
     """A run of ``steps`` steps of ``n`` micro-batches, with an evaluation and checkpoints on the way."""
     shape = {"width": 16, "layers": 1, "heads": 2, "max_length": 8, "group_size": 32}
     phase = {
         "name": "standard", "steps": steps, "batch_size": 2, "block_size": 8, "eval_every": 7, "eval_batches": 3,
-        "gradient_accumulation_steps": n, "grad_clip": clip,
+        "gradient_accumulation_steps": n, "grad_clip": clip, **dict(tuned),
     }  # fmt: skip
     return dump_yaml(
         {
@@ -73,6 +74,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded weights, some of them whole": {"width": 32, "more": {"ranks": {"weights": "sharded"}}},
     "clipped float parts": {"optimizer": with_floats(SCALED), "float_parts": ["norms"], "clip": 0.1},
     "a phase on rank 0 alone": {"export": True},
+    "parts that are frozen or learn more slowly": {
+        "optimizer": with_floats(SCALED), "float_parts": ["norms", "head"], "steps": 10, "export": True,
+        "tuned": {"freeze": ["embedding", "*.query"], "rate_factors": {"*.attention": 0.5, "head": 0.25}},
+        "more": {"ranks": {"optimizer_state": "sharded"}},
+    },
 }  # fmt: skip
 #: Those that `make test` takes.
 NORMAL = {

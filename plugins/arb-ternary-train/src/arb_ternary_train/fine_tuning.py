@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
     from arb_ternary_train.options import LoopOptions
 
-__all__ = ["FineTuning", "check_patterns"]
+__all__ = ["FineTuning", "check_patterns", "frozen_at_first"]
 
 
 class FineTuning:
@@ -63,6 +64,20 @@ class FineTuning:
         for parameter in self._parameters:
             parameter.requires_grad_(True)
         self._modules, self._parameters = [], []
+
+
+@contextmanager
+def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
+    """Within, what the run's first phase freezes is frozen: for what asks beforehand how ``model`` will be trained."""
+    options = config.phases[0].options
+    if getattr(options, "freeze", None) is None:
+        yield
+        return
+    tuning = FineTuning(model, options, "phases[0]")
+    try:
+        yield
+    finally:
+        tuning.release()
 
 
 def check_patterns(config: RunConfig, model: nn.Module) -> None:

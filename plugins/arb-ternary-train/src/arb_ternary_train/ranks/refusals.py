@@ -21,6 +21,7 @@ from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.build import RunParts, choices_in
 from arb_ternary_train.checkpoint import Checkpoint
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.fine_tuning import frozen_at_first
 from arb_ternary_train.protocols import ModelChangingPhase, RefusesRanks
 from arb_ternary_train.ranks.owned_moments import unsliced
 from arb_ternary_train.ranks.phases import deals
@@ -53,7 +54,9 @@ def refuse_parts(config: RunConfig, parts: RunParts, world: World) -> None:
     if world.size == 1:
         return
     found = list(_in_model(parts.model))
-    trainable = evolve(collect_trainable(parts.model), later=parts_added_by(config.phases))
+    # An optimizer prepares its modules; what is frozen is to be as one process has it.
+    with frozen_at_first(config, parts.model):
+        trainable = evolve(collect_trainable(parts.model), later=parts_added_by(config.phases))
     if trainable.parts:
         with preserved_global_rng(parts.device):
             try:
