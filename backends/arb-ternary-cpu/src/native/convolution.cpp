@@ -109,12 +109,18 @@ class Planes {
 
   Quarters group(int64_t band, int64_t index) const {
     Quarters found;
+    const int64_t count = lines(band);
+    int64_t line = 4 * index / quarters_, place = 4 * index % quarters_ * 4;
     for (int64_t i = 0; i < 4; ++i) {
-      const int64_t line = (4 * index + i) / quarters_, place = (4 * index + i) % quarters_ * 4;
-      const bool inside = line < lines(band);
+      const bool inside = line < count;
       found.start[i] = inside ? line * pitch_ + place : 0;
       found.patch[i] = line * across_.places + place;
-      found.patches[i] = inside ? most(0, least(4, across_.places - place)) : 0;
+      found.patches[i] = inside ? least(4, across_.places - place) : 0;
+      place += 4;
+      if (place == 4 * quarters_) {
+        place = 0;
+        ++line;
+      }
     }
     return found;
   }
@@ -273,24 +279,23 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
                             int64_t i) {
     const StripGroup& group = strips[static_cast<size_t>(i)];
     const Columns& columns = group.columns;
-    alignas(64) int32_t acc[kMaxPanelRows * kMaxLanes];
+    alignas(64) int32_t acc[kPatches * kMaxLanes];
+    std::memset(acc, 0, static_cast<size_t>(kPatches * columns.lanes) * sizeof(int32_t));
     for (int64_t r = 0; r < kPatches; r += height) {
-      const int64_t last = (r + height - 1) / 4, rows = least(height, last * 4 + patches.patches[last] - r);
       if (patches.patches[r / 4] <= r % 4) continue;
-      for (int64_t lane = 0; lane < height * columns.lanes; lane += kBlockSide) {
-        std::memset(acc + lane, 0, kBlockSide * sizeof(int32_t));
+      kernels.tile_int8(height, planes.steps(), panel + 4 * r, kBlockBytes, weights + i * weight_bytes,
+                        group.source.strips, group.spread, acc + r * columns.lanes);
+    }
+    for (int64_t quarter = 0; quarter < 4;) {
+      // Full quarters whose patches follow each other, and what follows them.
+      int64_t end = quarter + 1, rows = patches.patches[quarter];
+      while (end < 4 && rows == 4 * (end - quarter) && patches.patch[end] == patches.patch[quarter] + rows) {
+        rows += patches.patches[end++];
       }
-      kernels.tile_int8(rows, planes.steps(), panel + 4 * r, kBlockBytes, weights + i * weight_bytes,
-                        group.source.strips, group.spread, acc);
-      for (int64_t done = 0; done < rows;) {
-        const int64_t quarter = (r + done) / 4, place = (r + done) % 4;
-        const int64_t some = least(rows - done, patches.patches[quarter] - place);
-        kernels.finish_int8(acc + done * columns.lanes, offsets + i * lanes, some, columns.lanes, columns.count,
-                            scales + r + done, columns.scale, bias == nullptr ? nullptr : columns.bias,
-                            result.at(first + patches.patch[quarter] + place, columns.first), result.stride,
-                            result.dtype);
-        done += 4 - place;
-      }
+      kernels.finish_int8(acc + 4 * quarter * columns.lanes, offsets + i * lanes, rows, columns.lanes, columns.count,
+                          scales + 4 * quarter, columns.scale, bias == nullptr ? nullptr : columns.bias,
+                          result.at(first + patches.patch[quarter], columns.first), result.stride, result.dtype);
+      quarter = end;
     }
   };
 
