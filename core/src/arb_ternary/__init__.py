@@ -1,7 +1,8 @@
 """ARB Ternary: train, convert and ship pure-ternary neural networks.
 
 Importing this package imports neither torch nor anything else that is heavy; the public names below are loaded when
-they are first used (PEP 562).
+they are first used (PEP 562), and so are those that installed distributions add: their entry points of the group
+``arb_ternary.names``.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if not name.startswith("_"):
+        from importlib.metadata import entry_points
+
+        for added in entry_points(group="arb_ternary.names", name=name):
+            return added.load()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

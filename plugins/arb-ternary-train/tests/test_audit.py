@@ -60,3 +60,13 @@ def test_the_audit_counts_four_bits_as_state_and_two_as_memory_of_a_step() -> No
     assert counted[8] - counted[4] == pytest.approx(4.0)
     assert counted[4] - counted[2] == pytest.approx(4.0)
     assert counted[2] == pytest.approx(2.125 + 33 * 8 / (4096 * 256))
+
+
+def test_the_names_that_training_adds_to_the_package() -> None:
+    import arb_ternary
+    from arb_ternary_train import update
+
+    assert arb_ternary.audit is audit
+    assert arb_ternary.ternary_update is update.ternary_update
+    with pytest.raises(AttributeError, match="has no attribute 'adit'"):
+        _ = arb_ternary.adit
