@@ -185,7 +185,7 @@ def test_the_second_moment_with_counts_is_the_smaller_one() -> None:
 # --- configs ---
 
 
-def test_a_causal_model_is_a_fault_of_the_config(tmp_path: Any) -> None:
+def test_a_causal_model_and_a_text_that_uses_every_id_are_faults_of_the_config(tmp_path: Any) -> None:
     text = """
 name: causal
 data: shakespeare
@@ -199,3 +199,7 @@ phases: [{name: standard, steps: 1, batch_size: 2, block_size: 32}]
         load_config(tmp_path / "config.yaml")
     (tmp_path / "config.yaml").write_text(text.replace("max_length: 32", "max_length: 32, causal: false"))
     assert load_config(tmp_path / "config.yaml").config.masking.name == "absorbing"
+    characters = text.replace("data: shakespeare", "data: {name: shakespeare, tokenizer: characters}")
+    (tmp_path / "config.yaml").write_text(characters.replace("max_length: 32", "max_length: 32, causal: false"))
+    with pytest.raises(ConfigError, match="masking: needs an id that the text does not use"):
+        load_config(tmp_path / "config.yaml")

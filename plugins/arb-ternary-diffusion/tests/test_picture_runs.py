@@ -100,6 +100,11 @@ def test_pictures_are_drawn_by_seed_class_sampler_and_guidance(pictures: Any) ->
         drawn(run.path, "--label", "12")
     with pytest.raises(UsageProblem, match="--eta"):
         drawn(run.path, "--sampler", "ddpm", "--eta", "1")
+    for option, value in (("eta", "nan"), ("guidance", "inf")):
+        with pytest.raises(UsageProblem, match=f"{option}: must be a finite number, not {value}"):
+            drawn(run.path, f"--{option}", value)
+    with pytest.raises(UsageProblem, match=r"drawn\.jpg: pictures are written as \.png"):
+        drawn(run.path, "--output", str(run.path.parent / "drawn.jpg"))
 
 
 def test_guidance_needs_a_model_that_knows_pictures_of_any_class(pictures: Any) -> None:

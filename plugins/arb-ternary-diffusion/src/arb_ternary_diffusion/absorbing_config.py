@@ -39,3 +39,9 @@ class AbsorbingConfig:
                 "asks for tokens from what stands on both sides of them, and the model sees only what stands before; "
                 "set causal: false in model",
             )
+        if getattr(run.data.options, "tokenizer", None) == "characters":
+            yield (
+                "",
+                "needs an id that the text does not use, and characters are those of the text; take data: "
+                "{name: with_mask_token, source: ...} of arb-ternary-progressive, or tokenizer: bytes",
+            )

@@ -71,12 +71,21 @@ class Denoiser:
 
 @frozen(kw_only=True)
 class Sampling:
-    """How pictures are drawn; see :func:`arb_ternary_diffusion.samplers.draw`."""
+    """How pictures are drawn; see :func:`arb_ternary_diffusion.samplers.draw`.
+
+    Raises:
+        UsageProblem: ``eta`` or ``guidance`` is not finite.
+    """
 
     steps: int = 50
     sampler: SamplerName = "ddim"
     eta: float = 0.0
     guidance: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in (("eta", self.eta), ("guidance", self.guidance)):
+            if not math.isfinite(value):
+                raise UsageProblem(f"{name}: must be a finite number, not {value}")
 
 
 def denoiser_of(where: str, masking: Choice[MaskingSpec], model: nn.Module) -> Denoiser:

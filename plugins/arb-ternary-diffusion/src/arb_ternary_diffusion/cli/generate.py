@@ -73,6 +73,9 @@ def draw(
 
     if eta and sampler != "ddim":
         raise UsageProblem("--eta: ddpm adds what noise it adds; take it out, or use --sampler ddim")
+    if output.suffix.lower() != ".png":
+        raise UsageProblem(f"--output {output}: pictures are written as .png")
+    sampling = Sampling(steps=steps, sampler=sampler, eta=eta, guidance=guidance)  # type: ignore[arg-type]
     trained = load_run(run, backend=backend, device=device)
     denoiser = denoiser_of(str(run), trained.config.masking, trained.model)
     labels_N = labels_of(label, count, denoiser.classes, class_names(trained.directory.attachments()))
@@ -84,7 +87,7 @@ def draw(
     pictures = draw_pictures(
         denoiser,
         labels_N,
-        Sampling(steps=steps, sampler=sampler, eta=eta, guidance=guidance),  # type: ignore[arg-type]
+        sampling,
         generator=generator,
         device=trained.device,
     )
