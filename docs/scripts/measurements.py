@@ -141,6 +141,11 @@ def wire_table(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-bench/studies/wire.py").table(figures))
 
 
+def convolution_table(result: dict[str, Any]) -> str:
+    """Ternary convolutions beside torch's."""
+    return str(study("arb-ternary-bench/studies/convolution.py").table(result))
+
+
 def network_table() -> str:
     """What ways to train send, computed for the example."""
     example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
@@ -183,6 +188,7 @@ TABLES = (
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
+    ("convolution", "convolution.json", convolution_table, (KERNELS,)),
     ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
     ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),

@@ -21,11 +21,11 @@ from attrs import asdict, frozen
 from torch import Tensor
 from torch.nn.functional import conv2d, unfold
 
-from arb_ternary import TernaryConv2d
 from arb_ternary.backends.select import get_backend
 from arb_ternary_bench.kernels.bench import with_threads
 from arb_ternary_bench.kernels.facts import bench_facts, load_average
 from arb_ternary_bench.kernels.timing import Clock, Variant, measure, processor_clock
+from arb_ternary_vision.convolution import TernaryConv2d
 
 GOAL: Final = 1.5
 
