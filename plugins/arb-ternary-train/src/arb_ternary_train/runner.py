@@ -233,7 +233,7 @@ def _begin(context: TrainingContext, checkpoint: Checkpoint | None, request: Run
     if checkpoint is None:
         # Whatever a killed attempt left here before its first checkpoint does not count.
         record = context.world.from_main(context.files.record)
-        init_from, skip = record["init_from"], record.get("init_skip", ())
+        init_from, skip = record.get("init_from"), record.get("init_skip", ())
         if init_from is not None:
             model = context.config.model
             loaded = load_weights(context.model, Path(init_from), seed=context.seed, options=model, skip=skip)
