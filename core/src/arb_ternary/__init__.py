@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arb_ternary.plugins.manager import manager
     from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
     from arb_ternary.ternary.linear import TernaryLinear
-    from arb_ternary.ternary.models import configure_ternary_training, reset_runtime_state
+    from arb_ternary.ternary.models import reset_runtime_state
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,6 @@ _LAZY: Final = {
     "TernaryEmbedding": "arb_ternary.ternary.embedding",
     "TernaryLinear": "arb_ternary.ternary.linear",
     "TernaryRMSNorm": "arb_ternary.ternary.embedding",
-    "configure_ternary_training": "arb_ternary.ternary.models",
     "manager": "arb_ternary.plugins.manager",
     "reset_runtime_state": "arb_ternary.ternary.models",
     "use_backend": "arb_ternary.backends.select",
@@ -44,7 +43,6 @@ __all__ = [
     "TernaryLinear",
     "TernaryRMSNorm",
     "__version__",
-    "configure_ternary_training",
     "hookimpl",
     "manager",
     "reset_runtime_state",

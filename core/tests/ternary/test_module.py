@@ -17,7 +17,6 @@ from arb_ternary import (
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
-    configure_ternary_training,
     reset_runtime_state,
 )
 from arb_ternary.counters.hashing import SEED, STREAM
@@ -130,15 +129,6 @@ def test_embedding_rows_equal_the_dense_rows() -> None:
     table = TernaryEmbedding(11, 70, group_size=32)
     ids = torch.tensor([[10, 0], [3, 3]])
     assert torch.equal(table(ids), table.dense_weight()[ids])
-
-
-def test_configuring_sets_every_module_and_returns_the_threshold() -> None:
-    model = nn.Sequential(TernaryLinear(4, 4), nn.Sequential(TernaryLinear(6, 2)))
-    assert configure_ternary_training(model) == 32
-    assert configure_ternary_training(model, accum_threshold=8, e_accum_threshold=16) == 8
-    assert {(m.accum_threshold, m.e_accum_threshold) for m in (model[0], model[1][0])} == {(8, 16)}
-    with pytest.raises(ValueError, match=r"1\.\.127"):
-        configure_ternary_training(model, accum_threshold=128)
 
 
 def test_resetting_reaches_every_module_that_carries_state() -> None:

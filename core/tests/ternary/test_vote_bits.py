@@ -13,7 +13,6 @@ from arb_ternary import (
     TernaryEmbedding,
     TernaryLinear,
     TernaryRMSNorm,
-    configure_ternary_training,
 )
 from arb_ternary.errors import CheckpointError
 from arb_ternary.ternary.encoding import encode_at_rest
@@ -91,13 +90,6 @@ def test_narrow_sign_votes_follow_a_numpy_restatement(bits: int) -> None:
         trits, votes = after, np.where(f != 0, 0, votes)
         assert np.array_equal(layer.trits().numpy(), trits)
         assert np.array_equal(layer.logical_votes().numpy(), votes)
-
-
-def test_a_threshold_that_the_accumulators_cannot_reach_is_refused() -> None:
-    model = nn.Sequential(TernaryLinear(4, 4), TernaryLinear(8, 4, vote_bits=4))
-    with pytest.raises(ValueError, match="1: accumulators of 4 bits end at 7"):
-        configure_ternary_training(model)
-    assert configure_ternary_training(model, accum_threshold=5) == 5
 
 
 def test_a_bias_keeps_votes_of_eight_bits_and_their_threshold() -> None:

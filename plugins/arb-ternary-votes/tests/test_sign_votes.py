@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm, configure_ternary_training
+from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_train.update import ternary_update
+from arb_ternary_train.update import configure_ternary_training, ternary_update
 from arb_ternary_votes import MomentumVotes
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes, SignVotesConfig, effective_threshold

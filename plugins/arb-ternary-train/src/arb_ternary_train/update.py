@@ -1,4 +1,4 @@
-"""One training update, for those who write their own loop."""
+"""One training update and the thresholds of votes, for those who write their own loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,38 @@ from torch import Tensor, nn
 from arb_ternary.optim.protocol import StepOutcome, may_refuse
 from arb_ternary.optim.ternary import TernaryOptimizer, is_finite
 from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.module import OPTIMIZERS
 from arb_ternary_train.optim.joined import JoinedOptimizer
 
-__all__ = ["ternary_update"]
+__all__ = ["configure_ternary_training", "ternary_update"]
+
+
+def configure_ternary_training(model: nn.Module, accum_threshold: int = 32, e_accum_threshold: int = 32) -> int:
+    """Set the vote thresholds of every ternary module; returns ``accum_threshold``.
+
+    Optimizers that are built afterwards start from these thresholds; ``scaled_votes`` has a cell of two quanta a vote
+    (one with accumulators of 4 or 2 bits), and ``momentum_votes`` refuses others than its own. Low ones (3 to 8) move
+    signs and scales early and make the loss spike. ValueError, and no change: a threshold is outside 1..127 or beyond
+    the accumulators of a module (7 for 4 bits, 1 for 2), or a module has its optimizer already.
+    """
+    for name, value in (("accum_threshold", accum_threshold), ("e_accum_threshold", e_accum_threshold)):
+        if not 1 <= value <= 127:
+            raise ValueError(f"{name} must be in 1..127, got {value}")
+    for name, module in ternary_modules(model):
+        if accum_threshold > module.shape.largest_vote:
+            raise ValueError(
+                f"{name}: accumulators of {module.shape.vote_bits} bits end at {module.shape.largest_vote}, "
+                f"below accum_threshold {accum_threshold}"
+            )
+        if (optimizer := OPTIMIZERS.get(module)) is not None and optimizer() is not None:
+            raise ValueError(
+                f"{name}: its optimizer is built and keeps the thresholds that it found: set them before, or in the "
+                "optimizer's param_groups"
+            )
+    for _, module in ternary_modules(model):
+        module.accum_threshold = accum_threshold
+        module.e_accum_threshold = e_accum_threshold
+    return accum_threshold
 
 
 def ternary_update(
