@@ -1,4 +1,4 @@
-"""Runs on pictures from the config to the grid: resumed, exact, watched, drawn from."""
+"""Runs on pictures from the config to the grid: resumed, watched, drawn from."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from arb_ternary.backends.select import candidates
 from arb_ternary.errors import ArbError, UsageProblem
 from arb_ternary_diffusion.pictures import labels_of, write_grid
 from arb_ternary_train.cli.generate import generate
 from arb_ternary_train.restore import load_run, measure
 
 UNET = "model={name: unet, width: 8, layers: 1}"
-MODELS = {"dit": (), "unet": (UNET,), "predicting x0": ("masking={name: noise, prediction: x0, schedule: linear}",)}
+MODELS = {"dit": (), "unet predicting x0": (UNET, "masking={name: noise, prediction: x0, schedule: linear}")}
 
 
 @pytest.mark.parametrize("overrides", MODELS.values(), ids=MODELS)
@@ -36,19 +35,6 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     shutil.rmtree(run.checkpoints / "step-00000004")
     pictures.run("run", *overrides, resume="auto")
     assert files_in(run.path) == whole
-
-
-@pytest.mark.parametrize("model", [(), (UNET,)], ids=["dit", "unet"])
-def test_an_exact_run_does_not_depend_on_the_backend(pictures: Any, files_in: Any, model: tuple[str, ...]) -> None:
-    if not any(found.name == "cpu" and found.usable for found in candidates()):
-        pytest.skip("there is one backend only")
-    weights = {}
-    for backend in ("torch", "cpu"):
-        run, report = pictures.run(backend, *model, "exact=true", f"backend={backend}")
-        assert report.validation_loss > 0
-        weights[backend] = files_in(run.path, ["checkpoints/step*/model.safetensors"])
-    assert len(weights["torch"]) == 2
-    assert weights["torch"] == weights["cpu"]
 
 
 def test_a_grid_of_samples_is_drawn_at_evaluations_and_does_not_disturb_the_run(pictures: Any, files_in: Any) -> None:
