@@ -1,6 +1,6 @@
 """Which cases of the kit's suite are part of `make test`: here, each compiles C++ and starts it, which takes a while.
 
-Of every test the first case and a sixth of the others, always the same, and of narrow votes, whose kernels take ten
+Of every test the first case and a twelfth of the others, always the same, and of narrow votes, whose kernels take ten
 seconds each to compile, the first case alone; `make gpu-compile` runs the rest.
 """
 
@@ -20,6 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path != _SUITE:
             continue
         name = getattr(item, "originalname", item.name)
-        if name in seen and (name.startswith("test_narrow") or crc32(item.name.encode()) % 6):
+        if name in seen and (name.startswith("test_narrow") or crc32(item.name.encode()) % 12):
             item.add_marker(pytest.mark.slow)
         seen.add(name)
