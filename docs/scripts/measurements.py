@@ -38,6 +38,7 @@ DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
 DISTRIBUTED = ROOT / "docs" / "explanation" / "distributed.md"
+MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
 TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
 
@@ -136,6 +137,11 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
+def digits_table(figures: dict[str, Any]) -> str:
+    """Three ways to train a classifier of digits."""
+    return str(study("arb-ternary-vision/studies/digits.py").table(figures))
+
+
 def wire_table(figures: dict[str, Any]) -> str:
     """What ranks really send."""
     return str(study("arb-ternary-bench/studies/wire.py").table(figures))
@@ -192,6 +198,7 @@ TABLES = (
     ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
     ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),
+    ("digits", "../../arb-ternary-vision/results/digits.json", digits_table, (MODALITIES,)),
     ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
 )
 

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from arb_ternary_vision.starters import DIGITS
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,3 +39,23 @@ def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tu
     text = (ROOT / "docs" / "examples" / config).read_text()
     assert f"lr_schedule: {schedule}\n" in text
     assert re.search(rf"^  lr: {re.escape(rate)}\b", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("method", "config"), [("pure", "digits"), ("qat", "digits-bitnet"), ("float32", "digits-float32")]
+)
+def test_the_digits_are_read_with_the_rates_that_tuning_chose(method: str, config: str) -> None:
+    runs = json.loads((ROOT / "plugins" / "arb-ternary-vision" / "results" / "digits.json").read_text())["runs"]
+    tried = [run for run in runs if run["method"] == method and run["tuning"]]
+    assert len(tried) == 3
+    best = max(tried, key=lambda run: (run["accuracy"], -run["loss"]))["rate"]
+    assert {run["rate"] for run in runs if run["method"] == method and not run["tuning"]} == {best}
+    example = yaml.safe_load((ROOT / "docs" / "examples" / f"{config}.yaml").read_text())
+    assert (example["optimizer"] if method == "pure" else example["phases"][0])["lr"] == best
+
+
+def test_the_starter_of_digits_is_the_example() -> None:
+    example = yaml.safe_load((ROOT / "docs" / "examples" / "digits.yaml").read_text())
+    for key in ("data", "masking", "model", "optimizer", "checks"):
+        assert DIGITS[key] == example[key]
+    assert DIGITS["phases"][0].items() <= example["phases"][0].items()

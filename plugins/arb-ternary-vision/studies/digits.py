@@ -166,8 +166,15 @@ def draw(results: Mapping[str, Any], destination: Path) -> None:
             label = TITLES[method] if place == 0 else None
             axes.plot(steps, [100 * value for value in record["curve"].values()], color=colour, marker="o", label=label)
     axes.axhline(100 * results["linear"]["accuracy"], color="0.35", linestyle="--", linewidth=1)
-    axes.annotate("logistic regression", (0.01, 100 * results["linear"]["accuracy"]), ("axes fraction", "data"),
-                  xytext=(2, 3), textcoords="offset points", fontsize=8, color="0.35")  # fmt: skip
+    axes.annotate(
+        "logistic regression",
+        (0.01, 100 * results["linear"]["accuracy"]),
+        xycoords=("axes fraction", "data"),
+        xytext=(2, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color="0.35",
+    )
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("held-out accuracy, %")
     axes.grid(color="0.9", linewidth=0.6)

@@ -20,7 +20,7 @@ DIGITS: Final[dict[str, Any]] = {
         "group_size": "row",
         "scale_rule": "frozen",
     },
-    "optimizer": {"name": "scaled_votes", "lr": 0.2},
+    "optimizer": {"name": "scaled_votes", "lr": 0.4},
     "phases": [
         {
             "name": "standard",
