@@ -58,6 +58,10 @@ def __getattr__(name: str) -> Any:
 
         for added in entry_points(group="arb_ternary.names", name=name):
             return added.load()
+        from arb_ternary.plugins.discovery import announced
+
+        if source := announced().get(f"name.{name}"):
+            raise ImportError(f"{__name__}.{name} is not installed: pip install {source}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -148,6 +149,8 @@ def test_a_run_reports_the_masking_s_loss_and_scores(
     assert main(["eval", "run", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert "perplexity" not in measured
+    assert main(["eval", "run"]) == 0
+    assert re.search(r"(?m)^points +8\b", capsys.readouterr().out)
     # Restated with numpy, from the weights of the checkpoint.
     from arb_ternary_train.restore import load_run
 

@@ -193,6 +193,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "data": {"name": data.name, "fingerprint": data.fingerprint()},
         "vocabulary_size": parts.vocabulary_size,
         "loss_unit": loss_unit_of(data, parts.masking),
+        "prediction_noun": noun_of(data),
         "threads": {"loops": {}, "last": None},
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),

@@ -45,7 +45,9 @@ def evaluate(run: Path, batches: int | None, backend: str | None, device: str | 
         return
     print_table(("what the model stores", "elements", "bytes"), counted.table())
     click.echo()
+    words = {"tokens": f"{trained.record.get('prediction_noun', 'token')}s"}
     rows = [
-        (key.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else value) for key, value in numbers.items()
+        (words.get(key, key.replace("_", " ")), f"{value:.4f}" if isinstance(value, float) else value)
+        for key, value in numbers.items()
     ]
     print_table(("evaluation", ""), rows)
