@@ -75,7 +75,8 @@ def _run(folder: Path, rank: int, size: int, function: Callable[..., Any], argum
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
+    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     world = Ranks(torch.device("cpu"))
     result = function(world, *arguments)
     _result(folder, rank).write_bytes(pickle.dumps(result))
