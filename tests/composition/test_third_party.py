@@ -107,6 +107,8 @@ def test_it_trains_in_its_own_layout_is_observed_and_resumes_with_the_same_bytes
     final = (ends[-1] / "model.safetensors").read_bytes()
     train(config, RunRequest(resume=str(ends[0]), reporter=Silent))
     assert any(event.startswith("checkpoint_load") for event in events)
+    drawn = CliRunner().invoke(arb, ["generate", str(tmp_path / "run")])
+    assert drawn.output == f"from {tmp_path / 'run'}\n"
     assert (sorted(checkpoints.glob("step-*"))[-1] / "model.safetensors").read_bytes() == final
 
 

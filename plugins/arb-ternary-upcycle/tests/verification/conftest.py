@@ -80,6 +80,7 @@ def run(tmp_path: Path, teacher: Decoder, text: StreamSource) -> Callable[..., A
             "masking": build_causal(None),
             "vocabulary_size": 256,
             "evaluation_shape": (3, 24),
+            "shape_to_evaluate": (3, 24),
             "model": model,
         }
         return SimpleNamespace(**{**facts, **changes})
