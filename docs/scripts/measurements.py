@@ -142,6 +142,11 @@ def digits_table(figures: dict[str, Any]) -> str:
     return str(study("arb-ternary-vision/studies/digits.py").table(figures))
 
 
+def drawn_table(figures: dict[str, Any]) -> str:
+    """Three ways to train a model that draws digits."""
+    return str(study("arb-ternary-diffusion/studies/digits.py").table(figures))
+
+
 def wire_table(figures: dict[str, Any]) -> str:
     """What ranks really send."""
     return str(study("arb-ternary-bench/studies/wire.py").table(figures))
@@ -199,6 +204,7 @@ TABLES = (
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
     ("sharded", "../../arb-ternary-train/results/sharded-memory.json", sharded_table, (DISTRIBUTED,)),
     ("digits", "../../arb-ternary-vision/results/digits.json", digits_table, (MODALITIES,)),
+    ("drawn", "../../arb-ternary-diffusion/results/digits.json", drawn_table, (MODALITIES,)),
     ("pays", "../../arb-ternary-orchestrator/results/pays.json", pays_table, (ORCHESTRATION,)),
 )
 
