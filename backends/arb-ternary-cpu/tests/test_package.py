@@ -70,6 +70,22 @@ def test_the_variable_is_read_in_a_process_of_its_own() -> None:
     assert done.stdout.strip() == "scalar torch.Size([1, 1, 64])"
 
 
+@pytest.mark.skipif("amx" not in usable_isas(), reason="a processor without AMX")
+def test_a_process_that_is_refused_tiles_goes_without_them() -> None:
+    # Linux gives them to nobody whose stack for signals could not hold them: 8 KiB of tiles and what was there before.
+    program = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+room = ctypes.create_string_buffer(8192)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))), None) == 0
+from arb_ternary_cpu.isa import usable_isas
+print(usable_isas()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "avx512bf16"
+
+
 def test_the_probe_refuses_other_devices() -> None:
     assert not probe("cuda:0").usable
 

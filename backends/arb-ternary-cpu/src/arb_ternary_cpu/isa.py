@@ -11,7 +11,7 @@ from arb_ternary_cpu.plugin import ISA
 __all__ = ["ISAS", "chosen_isa", "usable_isas"]
 
 #: Every instruction set that kernels are written for.
-ISAS: Final = ("scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon")
+ISAS: Final = ("scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx", "neon")
 
 
 def usable_isas() -> tuple[str, ...]:

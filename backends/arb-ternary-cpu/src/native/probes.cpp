@@ -35,6 +35,10 @@ const ProbeKernels& probe_kernels(int isa) {
     case Isa::avx512vnni:
       return probes_avx512vnni();
 #endif
+#if defined(ARB_HAVE_AMX)
+    case Isa::amx:
+      return probes_amx();
+#endif
 #if defined(ARB_HAVE_NEON)
     case Isa::neon:
       return probes_neon();

@@ -19,6 +19,7 @@ const ProbeKernels& probes_scalar();
 const ProbeKernels& probes_avx2();
 const ProbeKernels& probes_avxvnni();
 const ProbeKernels& probes_avx512vnni();
+const ProbeKernels& probes_amx();
 const ProbeKernels& probes_neon();
 
 const ProbeKernels& probe_kernels(int isa);

@@ -20,6 +20,7 @@ const ProductKernels& product_kernels(int isa) {
 #endif
 #if defined(ARB_HAVE_AVX512BF16)
     case Isa::avx512bf16:
+    case Isa::amx:
       return products_avx512bf16();
 #endif
 #if defined(ARB_HAVE_NEON)

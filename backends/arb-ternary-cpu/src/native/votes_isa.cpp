@@ -18,6 +18,7 @@ const VoteKernels& vote_kernels(Isa isa) {
 #endif
 #if defined(ARB_HAVE_AVX512BF16)
     case Isa::avx512bf16:
+    case Isa::amx:
       return vote_kernels_avx512bf16();
 #endif
 #if defined(ARB_HAVE_NEON)

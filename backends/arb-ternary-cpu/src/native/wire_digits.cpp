@@ -55,6 +55,7 @@ const WireKernels& wire_kernels(Isa isa) {
 #if defined(ARB_HAVE_AVX512VNNI)
     case Isa::avx512vnni:
     case Isa::avx512bf16:
+    case Isa::amx:
       return wire_kernels_avx512vnni();
 #endif
 #if defined(ARB_HAVE_NEON)
