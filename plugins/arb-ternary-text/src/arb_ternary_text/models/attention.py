@@ -7,24 +7,20 @@ planes that turn.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from arb_ternary_text.models.attend import attend
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
-__all__ = ["Attention", "Biases", "Positions", "attend", "make_positions", "split_heads", "visibility"]
-
-#: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
-#: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
-_WHOLE_MATRIX_LENGTH: Final = 256
+__all__ = ["Attention", "Biases", "Positions", "make_positions", "split_heads", "visibility"]
 
 
 class Positions(NamedTuple):
@@ -107,33 +103,6 @@ def make_positions(
     return Positions(cos_SP, sin_SP, mask_ST, is_causal, span)
 
 
-def attend(
-    query_BHSC: Tensor, key_BGTC: Tensor, value_BGTV: Tensor, positions: Positions, *, scale: float | None = None
-) -> Tensor:
-    """Softmax attention, ``[B, H, S, V]``; key head ``g`` serves the query heads from ``g * H / G`` on.
-
-    Scores are multiplied by ``scale``; None = ``1 / sqrt(C)``.
-    """
-    batch, heads, new, features = query_BHSC.shape
-    key_heads, total = key_BGTC.shape[1], key_BGTC.shape[2]
-    whole = query_BHSC.device.type == "cpu" and positions.is_causal and torch.is_grad_enabled()
-    if not whole or total > _WHOLE_MATRIX_LENGTH or heads != key_heads:
-        return F.scaled_dot_product_attention(
-            query_BHSC,
-            key_BGTC,
-            value_BGTV,
-            attn_mask=positions.mask,
-            is_causal=positions.is_causal,
-            scale=scale,
-            enable_gqa=heads != key_heads,
-        )
-    query, key, value = (x.flatten(0, 1) for x in (query_BHSC, key_BGTC, value_BGTV))
-    hidden_ST = torch.full((new, total), -math.inf, dtype=query.dtype).triu_(1)
-    alpha = features**-0.5 if scale is None else scale
-    scores = torch.baddbmm(hidden_ST.expand(batch * heads, new, total), query, key.mT, alpha=alpha)
-    return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, new, -1)
-
-
 def split_heads(x_BSE: Tensor, heads: int) -> Tensor:
     """``[B, S, H C]`` as ``[B, H, S, C]``."""
     return x_BSE.view(*x_BSE.shape[:-1], heads, -1).transpose(1, 2)
@@ -189,7 +158,7 @@ class Attention(nn.Module):
         key_BGTC = rotate(self.key_norm(key_BGTC), positions.cos, positions.sin)
         if cache is not None and positions.span is not None:
             key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
-        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, positions)
+        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal)
         update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
         return update_BSD
 

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
-from arb_ternary_text.models.attention import Biases, Positions, attend, split_heads
+from arb_ternary_text.models.attend import attend
+from arb_ternary_text.models.attention import Biases, Positions, split_heads
 from arb_ternary_text.models.cache import LayerCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
@@ -109,7 +110,9 @@ class DecoupledAttention(nn.Module):
             value_BGTV = self._with_null(self.null_value, value_BGTV)
         of_semantic, of_geometric = self._factors(semantic_BHSC.dtype)
         query_BHSC = torch.cat((semantic_BHSC * of_semantic, geometric_BHSC * of_geometric), dim=-1)
-        seen_BHSV = attend(query_BHSC, key_BGTC, value_BGTV, positions, scale=1.0)
+        seen_BHSV = attend(
+            query_BHSC, key_BGTC, value_BGTV, mask=positions.mask, is_causal=positions.is_causal, scale=1.0
+        )
         update_BSD: Tensor = self.output(self.output_norm(seen_BHSV.transpose(1, 2).flatten(2)))
         return update_BSD
 
