@@ -114,6 +114,7 @@ def _ops() -> Iterator[str]:
         yield f"{op}({', '.join(inspect.signature(wire[op]).parameters)}) [of ranks]"
     yield from (f"{op} [of sums]" for op in protocol.SUM_OPS)
     yield from (f"{op} [of convolutions]" for op in protocol.CONVOLUTION_OPS)
+    yield from (f"{op} [of blocks]" for op in protocol.BLOCK_OPS)
 
 
 def _errors() -> Iterator[str]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from arb_ternary.backends.protocol import CONVOLUTION_OPS, OPTIONAL_OPS, REQUIRED_OPS, SUM_OPS, WIRE_OPS
+from arb_ternary.backends.protocol import BLOCK_OPS, CONVOLUTION_OPS, OPTIONAL_OPS, REQUIRED_OPS, SUM_OPS, WIRE_OPS
 from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
@@ -92,7 +92,7 @@ def test_the_probe_refuses_other_devices() -> None:
 
 def test_every_op_is_native() -> None:
     kernels = get_backend("cpu").kernels
-    assert set(kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS}
+    assert set(kernels) == {*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS}
     for op, kernel in kernels.items():
         function = getattr(kernel, "func", kernel)
         assert function.__module__.startswith("arb_ternary_cpu"), op

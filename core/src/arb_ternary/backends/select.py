@@ -17,6 +17,7 @@ from typing import Final
 from attrs import asdict, frozen
 
 from arb_ternary.backends.protocol import (
+    BLOCK_OPS,
     CONVOLUTION_OPS,
     OPTIONAL_OPS,
     REQUIRED_OPS,
@@ -288,7 +289,7 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
         raise
     except Exception as error:
         raise EnvironmentProblem(f"{registered.described} cannot be built: {type(error).__name__}: {error}") from error
-    known = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS)
+    known = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS)
     absent = [attribute for attribute in ("name", "capabilities", "kernels") if not hasattr(backend, attribute)]
     if absent:
         raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")

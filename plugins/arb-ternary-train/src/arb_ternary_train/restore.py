@@ -20,6 +20,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import default_evaluation_shape
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.evaluate import Evaluation, evaluate
+from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.init_from import checkpoint_path, load_state
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.precision import resolve_device
@@ -101,7 +102,7 @@ def measure(run: TrainedRun, batches: int | None = None) -> tuple[Evaluation, Ma
     batch_size, block_size = shape = run.checkpoint.state["evaluation_shape"] or default_evaluation_shape(
         run.model, data
     )
-    with recorded_threads(run.record):
+    with recorded_threads(run.record), exact_arithmetic(run.config.exact):
         result = evaluate(
             run.model,
             data,

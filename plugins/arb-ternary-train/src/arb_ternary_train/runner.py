@@ -23,6 +23,7 @@ from arb_ternary_train.config import RunConfig
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.directory import RunDirectory, write_json
 from arb_ternary_train.evaluate import loss_unit_of, noun_of
+from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.fine_tuning import check_patterns
 from arb_ternary_train.identity import differences, run_identity
 from arb_ternary_train.init_from import load_weights, run_of
@@ -129,6 +130,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
             refuse_checkpoint(checkpoint, world)
         stack.enter_context(use_backend(parts.backend.name))
         stack.enter_context(deterministic_algorithms(config.deterministic))
+        stack.enter_context(exact_arithmetic(config.exact))
         available = stack.enter_context(recorded_threads(world.from_main(files.record)))
         context = TrainingContext(
             config=config,
