@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -37,6 +39,18 @@ _NOT_OURS = (
     "TL_TEMPLATE_PATH",
     "TVM_LIBRARY_PATH",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays until the end: the garbage collector need not look at its millions of objects again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)
