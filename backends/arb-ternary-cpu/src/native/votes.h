@@ -53,7 +53,13 @@ struct TileRule {
   int32_t noise_start = 0;   // least noise in 2**-24
   int32_t bound[32] = {};    // by shift to the right: min((limit << shift) >> 8, 2**31 - 1)
   bool wide_shifts = false;  // row plus column shifts may leave 32 bits
+  int32_t least_shift = 0;   // of the tile's columns
+  int32_t most_shift = 0;
+  bool small_sizes = false;  // of an int32 gradient: |g| of kTileColumns / 8 columns sum to less than 2**32
 };
+
+// Shifts to the right up to which (g + noise) >> shift, g clipped, needs no more than 32 bits for any limit.
+constexpr int32_t kMostPlainShift = 24;
 
 // And about one row.
 struct RowRule {
@@ -61,6 +67,13 @@ struct RowRule {
   int32_t shift = 0;
   uint32_t hash = 0;  // of the row's first column in the tile, see HashStream
 };
+
+// Whether all columns of a row are shifted to the right, by kMostPlainShift at most.
+static inline bool has_plain_shifts(const TileRule& tile, const RowRule& row) {
+  if (tile.wide_shifts) return false;
+  const int32_t shift = row.shift - tile.power;
+  return shift + tile.least_shift >= 0 && shift + tile.most_shift <= kMostPlainShift;
+}
 
 // Sums over the columns of a row; those of integers are exact.
 struct RowSums {

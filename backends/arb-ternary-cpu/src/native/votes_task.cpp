@@ -69,6 +69,7 @@ Caster::Caster(const CastState& state, const VoteKernels& kernels, GradientType 
   rule_.limit = state.limit;
   rule_.noise_shift = 8 + state.noise_shift;
   rule_.noise_start = ((1 << 24) - (1 << (24 - state.noise_shift))) >> 1;
+  rule_.small_sizes = largest <= INT64_C(0xFFFFFFFF) / (kTileColumns / 8);
   for (int s = 0; s < 32; ++s) {
     rule_.bound[s] = static_cast<int32_t>(std::min<int64_t>((int64_t{state.limit} << s) >> 8, INT32_MAX));
   }
@@ -95,6 +96,11 @@ void Caster::begin(Tile& tile, int64_t task, int64_t start) const {
   tile.rule = rule_;
   tile.rule.column_factor = column_scale_.as<float>() + start;
   tile.rule.column_shift = column_scale_.as<int32_t>() + start;
+  if (state_.rule == VoteRule::shifts) {
+    const auto ends = std::minmax_element(tile.rule.column_shift, tile.rule.column_shift + tile.columns);
+    tile.rule.least_shift = *ends.first;
+    tile.rule.most_shift = *ends.second;
+  }
   tile.pending = 0;
   std::memset(tile.squares, 0, sizeof tile.squares);
   std::memset(tile.sizes, 0, sizeof tile.sizes);

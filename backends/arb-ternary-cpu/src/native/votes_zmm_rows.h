@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "votes_rows.h"
 
 namespace arb {
@@ -46,15 +48,22 @@ ARB_INLINE __m512i narrow(const __m512i v[4]) {
   return _mm512_permutexvar_epi32(order, packed);
 }
 
+struct BySigns {
+  BySigns(const TileRule&, const RowRule&) {}
+
+  ARB_INLINE __m512i votes(__m512i g) const {
+    return _mm512_max_epi32(_mm512_min_epi32(g, _mm512_set1_epi32(1)), _mm512_set1_epi32(-1));
+  }
+};
+
 struct ByFactors {
-  __m512 row, scale, largest, smallest;
+  __m512 row, largest, smallest;
   __m512 unit = _mm512_set1_ps(0x1p-24f);
   __m512i noise_start;
   __m128i noise_shift;
 
   ByFactors(const TileRule& tile, const RowRule& rule)
       : row(_mm512_set1_ps(rule.factor)),
-        scale(_mm512_set1_ps(tile.scale)),
         largest(_mm512_set1_ps(static_cast<float>(tile.limit) / 256.0f)),
         smallest(_mm512_set1_ps(static_cast<float>(-tile.limit) / 256.0f)),
         noise_start(_mm512_set1_epi32(tile.noise_start)),
@@ -101,6 +110,29 @@ struct ByShifts {
   }
 };
 
+// The same where has_plain_shifts() holds.
+struct ByPlainShifts {
+  __m512i row, bound[2], mask[2];
+
+  ByPlainShifts(const TileRule& tile, const RowRule& rule)
+      : row(_mm512_set1_epi32(tile.wide_shifts ? 0 : rule.shift - tile.power)) {
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int i = 0; i < 2; ++i) {
+      bound[i] = _mm512_loadu_si512(tile.bound + 16 * i);
+      mask[i] = _mm512_sub_epi32(_mm512_sllv_epi32(one, _mm512_add_epi32(lane, _mm512_set1_epi32(16 * i))), one);
+    }
+  }
+
+  ARB_INLINE __m512i votes(__m512i g, const int32_t* column, __m512i hash) const {
+    const __m512i right = _mm512_add_epi32(row, _mm512_loadu_si512(column));
+    const __m512i high = _mm512_permutex2var_epi32(bound[0], right, bound[1]);
+    const __m512i noise = _mm512_and_si512(hash, _mm512_permutex2var_epi32(mask[0], right, mask[1]));
+    const __m512i held = _mm512_max_epi32(_mm512_min_epi32(g, high), _mm512_sub_epi32(_mm512_setzero_si512(), high));
+    return _mm512_srav_epi32(_mm512_add_epi32(held, noise), right);
+  }
+};
+
 template <VoteRule rule_of>
 void vote_float_rows(const float* from, int64_t columns, const TileRule& tile, const RowRule& rule, int8_t* v,
                      RowSums& row, const ColumnSums& column) {
@@ -139,15 +171,39 @@ void vote_float_rows(const float* from, int64_t columns, const TileRule& tile, c
   row = {fold_lanes(squares), rule_of == VoteRule::sign ? 0.0f : fold_lanes(sizes), 0, nan};
 }
 
-template <VoteRule rule_of>
+// Sums of |g| over the columns of a row: 32 bits a lane where TileRule::small_sizes holds.
+template <bool small>
+struct SizesOfRow {
+  __m512i low = _mm512_setzero_si512(), high = _mm512_setzero_si512();
+
+  ARB_INLINE void add(__m512i size) {
+    if constexpr (small) {
+      low = _mm512_add_epi32(low, size);
+    } else {
+      low = _mm512_add_epi64(low, low_half(size));
+      high = _mm512_add_epi64(high, _mm512_srli_epi64(size, 32));
+    }
+  }
+
+  ARB_INLINE int64_t total() const {
+    const __m512i sums = small ? _mm512_add_epi64(low_half(low), _mm512_srli_epi64(low, 32)) : _mm512_add_epi64(low, high);
+    return _mm512_reduce_add_epi64(sums);
+  }
+
+ private:
+  static ARB_INLINE __m512i low_half(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi64(0xFFFFFFFF)); }
+};
+
+template <class Rule, bool small>
 void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile, const RowRule& rule, int8_t* v,
                      RowSums& row, const ColumnSums& column) {
-  const ByFactors factors(tile, rule);
-  const ByShifts shifts(tile, rule);
-  const __m512i lanes = hash_lanes(1);
+  constexpr bool signs = std::is_same_v<Rule, BySigns>;
+  const Rule rounding(tile, rule);
+  const __m512 scale = _mm512_set1_ps(tile.scale);
+  __m512i index = _mm512_add_epi32(hash_lanes(1), set1(rule.hash));
   uint32_t* column_sizes = static_cast<uint32_t*>(column.sizes);
   __m512 squares = _mm512_setzero_ps();
-  __m512i low_sizes = _mm512_setzero_si512(), high_sizes = _mm512_setzero_si512();
+  SizesOfRow<small> sizes;
   for (int64_t c = 0; c < columns; c += 64) {
     __m512i out[4];
 #pragma GCC unroll 4
@@ -158,25 +214,24 @@ void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile,
       const __m512 square = _mm512_mul_ps(wide, wide);
       squares = _mm512_add_ps(squares, square);
       _mm512_storeu_ps(column.squares + k, _mm512_add_ps(_mm512_loadu_ps(column.squares + k), square));
-      if constexpr (rule_of == VoteRule::sign) {
-        const __m512i one = _mm512_set1_epi32(1);
-        out[j] = _mm512_max_epi32(_mm512_min_epi32(g, one), _mm512_set1_epi32(-1));
+      if constexpr (signs) {
+        out[j] = rounding.votes(g);
       } else {
         const __m512i size = _mm512_abs_epi32(g);
-        low_sizes = _mm512_add_epi64(low_sizes, _mm512_and_si512(size, _mm512_set1_epi64(0xFFFFFFFF)));
-        high_sizes = _mm512_add_epi64(high_sizes, _mm512_srli_epi64(size, 32));
+        sizes.add(size);
         _mm512_storeu_si512(column_sizes + k, _mm512_add_epi32(_mm512_loadu_si512(column_sizes + k), size));
-        const __m512i hash = hash_bits(_mm512_add_epi32(lanes, set1(rule.hash + static_cast<uint32_t>(k) * kHashStep)));
-        if constexpr (rule_of == VoteRule::factors) {
-          out[j] = factors.votes(_mm512_mul_ps(wide, factors.scale), tile.column_factor + k, hash);
+        const __m512i hash = hash_bits(index);
+        index = _mm512_add_epi32(index, set1(16 * kHashStep));
+        if constexpr (std::is_same_v<Rule, ByFactors>) {
+          out[j] = rounding.votes(_mm512_mul_ps(wide, scale), tile.column_factor + k, hash);
         } else {
-          out[j] = shifts.votes(g, tile.column_shift + k, hash);
+          out[j] = rounding.votes(g, tile.column_shift + k, hash);
         }
       }
     }
     _mm512_storeu_si512(v + c, narrow(out));
   }
-  row = {fold_lanes(squares), 0.0f, _mm512_reduce_add_epi64(_mm512_add_epi64(low_sizes, high_sizes)), 0};
+  row = {fold_lanes(squares), 0.0f, sizes.total(), 0};
 }
 
 void vote_float_512(const void* g, int64_t columns, const TileRule& tile, const RowRule& rule, int8_t* v, RowSums& row,
@@ -193,13 +248,15 @@ void vote_int32_512(const void* g, int64_t columns, const TileRule& tile, const 
                     const ColumnSums& column) {
   const int32_t* from = static_cast<const int32_t*>(g);
   if (tile.rule == VoteRule::sign) {
-    vote_int32_rows<VoteRule::sign>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<BySigns, true>(from, columns, tile, rule, v, row, column);
   } else if (tile.rule == VoteRule::factors) {
-    vote_int32_rows<VoteRule::factors>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<ByFactors, false>(from, columns, tile, rule, v, row, column);
   } else if (tile.wide_shifts) {
     vote_int32_plain(g, columns, tile, rule, v, row, column);
+  } else if (tile.small_sizes && has_plain_shifts(tile, rule)) {
+    vote_int32_rows<ByPlainShifts, true>(from, columns, tile, rule, v, row, column);
   } else {
-    vote_int32_rows<VoteRule::shifts>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<ByShifts, false>(from, columns, tile, rule, v, row, column);
   }
 }
 
