@@ -120,6 +120,8 @@ SIZES = [
         *((sizes, 8, 0, 4) for sizes in SIZES),
         (SIZES[0], 8, -12, 9),
         (SIZES[2], 8, 15, 17),
+        (SIZES[1], 8, 11, 11),
+        (SIZES[1], 8, 11, 12),
         (SIZES[0], 4, 0, 4),
         (SIZES[4], 4, 0, 4),
         (SIZES[1], 2, 0, 4),

@@ -33,6 +33,12 @@ constexpr int64_t kStepBytes = 4 * kStripColumns;
 // the votes of a row, which lie apart from those of the next, are read many cache lines at a time.
 constexpr int64_t kTileRows = 48;
 constexpr int64_t kTileColumns = 512;
+// Numbers from a row of the tile to the next: not a power of two, whose rows would share a few sets of the caches.
+constexpr int64_t kTilePitch = kTileColumns + 16;
+// Where products are made of square registers, steps that one holds; and how many of them pass before the next columns,
+// so that both operands of 48 rows and 64 columns stay close.
+constexpr int64_t kTileSteps = 16;
+constexpr int64_t kTileDepth = 128;
 // Columns whose products of votes and trits are summed together: the smallest group.
 constexpr int64_t kRun = 32;
 
@@ -154,6 +160,16 @@ struct VoteKernels {
   // Two rows of 64 elements to such a step: word c is rows[0][c] and, above it, rows[1][c], as bfloat16.
   void (*pair_int8)(const int8_t* const rows[2], uint32_t* step) = nullptr;
   void (*pair_bfloat16)(const uint16_t* const rows[2], uint32_t* step) = nullptr;
+  // Where products are made of square registers, else null. kTileSteps steps of 64 columns of the gradient, as
+  // interleave() or pair_bfloat16() made them, to kTileRows / 16 blocks of 16 rows x kTileSteps steps.
+  void (*transpose_steps)(const uint32_t* steps, uint32_t* blocks) = nullptr;
+  // The first `rows` rows of a tile, c[kTileRows][kTilePitch], += such blocks times strips that are `stride` bytes
+  // apart; the sums start from 0 if `fresh`. Columns are whole strips, steps a multiple of kTileSteps. The products of
+  // int8 are int32, those of bfloat16 float32.
+  void (*multiply_tile_int8)(const uint32_t* blocks, int64_t rows, const uint8_t* strips, int64_t stride,
+                             int64_t columns, int64_t steps, bool fresh, void* c) = nullptr;
+  void (*multiply_tile_pairs)(const uint32_t* blocks, int64_t rows, const uint8_t* strips, int64_t stride,
+                              int64_t columns, int64_t steps, bool fresh, void* c) = nullptr;
 };
 
 const VoteKernels& vote_kernels_scalar();
@@ -168,6 +184,9 @@ const VoteKernels& vote_kernels_avx512vnni();
 #endif
 #if defined(ARB_HAVE_AVX512BF16)
 const VoteKernels& vote_kernels_avx512bf16();
+#endif
+#if defined(ARB_HAVE_AMX)
+const VoteKernels& vote_kernels_amx();
 #endif
 #if defined(ARB_HAVE_NEON)
 const VoteKernels& vote_kernels_neon();

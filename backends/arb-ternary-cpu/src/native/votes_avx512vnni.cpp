@@ -1,5 +1,5 @@
 // Votes with AVX-512 and its int8 dot products.
-#include "votes_zmm_rows.h"
+#include "votes_zmm_flips.h"
 
 namespace arb {
 namespace {

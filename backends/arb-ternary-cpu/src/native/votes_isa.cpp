@@ -18,8 +18,11 @@ const VoteKernels& vote_kernels(Isa isa) {
 #endif
 #if defined(ARB_HAVE_AVX512BF16)
     case Isa::avx512bf16:
-    case Isa::amx:
       return vote_kernels_avx512bf16();
+#endif
+#if defined(ARB_HAVE_AMX)
+    case Isa::amx:
+      return vote_kernels_amx();
 #endif
 #if defined(ARB_HAVE_NEON)
     case Isa::neon:

@@ -13,7 +13,8 @@ namespace {
 // Tasks that the rows are cut into at most, whatever the number of threads: each costs a row of column sums.
 constexpr int64_t kMostTasks = 64;
 // Tokens whose products of two int8, -128 included, are sure to fit in 32 bits.
-constexpr int64_t kExactTokens = (int64_t{1} << 31) / (128 * 128) - 4;
+constexpr int64_t kExactTokens = (int64_t{1} << 31) / (128 * 128) - 4 * kTileSteps;
+static_assert(kExactTokens / 4 % kTileSteps == 0, "their steps fill whole blocks");
 
 // One task's part of the gradient: some row tiles, all columns. `memory` is the worker's, of `bytes()`.
 class Product {
@@ -27,14 +28,14 @@ class Product {
         tile_(*static_cast<Caster::Tile*>(memory)),
         narrow_(reinterpret_cast<int32_t*>(static_cast<char*>(memory) + kTileBytes)),
         float_(reinterpret_cast<float*>(narrow_)),
-        wide_(reinterpret_cast<int64_t*>(narrow_ + kTileRows * kTileColumns)) {}
+        wide_(reinterpret_cast<int64_t*>(narrow_ + kTileRows * kTilePitch)) {}
 
   static int64_t bytes(GradientType type) {
-    return kTileBytes + kTileRows * kTileColumns * (type == GradientType::int64 ? 4 + 8 : 4);
+    return kTileBytes + kTileRows * kTilePitch * (type == GradientType::int64 ? 4 + 8 : 4);
   }
 
   void run(int64_t task, int64_t first_tile, int64_t last_tile) {
-    if (operands_.integer() && !wide()) {
+    if (operands_.integer() && !operands_.blocks() && !wide()) {
       for (int64_t t = first_tile; t < last_tile; ++t) operands_.sum_rows(t, 0, operands_.steps(), operands_.starts(t));
     }
     for (int64_t start = 0; start < state_.columns; start += kTileColumns) {
@@ -44,7 +45,7 @@ class Product {
         // Long enough before they are needed: the product comes first.
         for (int64_t r = 0; r < rows; ++r) caster_.prefetch(tile_, t * kTileRows + r, r == 0);
         const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
-        const int64_t row_bytes = kTileColumns * (wide() ? 8 : 4);
+        const int64_t row_bytes = kTilePitch * (wide() ? 8 : 4);
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t n = t * kTileRows + r;
           caster_.cast(tile_, n, n, static_cast<const char*>(g) + r * row_bytes);
@@ -67,18 +68,24 @@ class Product {
       multiply_int8_steps(t, rows, 0, operands_.steps(), operands_.starts(t));
       return narrow_;
     }
-    std::memset(wide_, 0, kTileRows * kTileColumns * sizeof *wide_);
+    std::memset(wide_, 0, kTileRows * kTilePitch * sizeof *wide_);
     for (int64_t step = 0; step < operands_.steps(); step += kExactTokens / 4) {
       const int64_t last = std::min(step + kExactTokens / 4, operands_.steps());
       int32_t starts[kTileRows];
-      operands_.sum_rows(t, step, last, starts);
+      if (!operands_.blocks()) operands_.sum_rows(t, step, last, starts);
       multiply_int8_steps(t, rows, step, last, starts);
-      for (int64_t i = 0; i < rows * kTileColumns; ++i) wide_[i] += narrow_[i];
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t i = r * kTilePitch; i < r * kTilePitch + kTileColumns; ++i) wide_[i] += narrow_[i];
+      }
     }
     return wide_;
   }
 
   void multiply_int8_steps(int64_t t, int64_t rows, int64_t first, int64_t last, const int32_t* starts) {
+    if (operands_.blocks()) {
+      multiply_blocks(t, rows, first, last);
+      return;
+    }
     const int64_t panels = ceil_div(rows, kPanelRows), columns = tile_.whole_columns();
     int64_t step = first;
     do {
@@ -88,7 +95,7 @@ class Product {
         for (int64_t p = 0; p < panels; ++p) {
           kernels_.multiply_int8(operands_.panel(t, p, step), strip, depth,
                                  step == first ? starts + p * kPanelRows : nullptr,
-                                 narrow_ + p * kPanelRows * kTileColumns + c, kTileColumns);
+                                 narrow_ + p * kPanelRows * kTilePitch + c, kTilePitch);
         }
       }
       step += kDepth;
@@ -98,14 +105,39 @@ class Product {
   void multiply_float_panel(const int8_t* panel, const uint8_t* strip, int64_t depth, bool fresh, float* c) const {
     if (operands_.pairs()) {
       kernels_.multiply_pairs(reinterpret_cast<const uint32_t*>(panel), reinterpret_cast<const uint32_t*>(strip), depth,
-                              fresh, c, kTileColumns);
+                              fresh, c, kTilePitch);
     } else {
       kernels_.multiply_float(reinterpret_cast<const float*>(panel), reinterpret_cast<const float*>(strip), depth,
-                              fresh, c, kTileColumns);
+                              fresh, c, kTilePitch);
     }
   }
 
+  void multiply_blocks(int64_t t, int64_t rows, int64_t first, int64_t last) {
+    const auto multiply = operands_.integer() ? kernels_.multiply_tile_int8 : kernels_.multiply_tile_pairs;
+    int64_t step = first;
+    do {
+      multiply(operands_.block(t, step), rows, operands_.strip(tile_.start / kStripColumns, step),
+               operands_.strip_stride(), tile_.whole_columns(), std::min(kTileDepth, last - step), step == first,
+               narrow_);
+      step += kTileDepth;
+    } while (step < last);
+  }
+
   const void* multiply_float(int64_t t, int64_t rows) {
+    if (operands_.blocks()) {
+      multiply_blocks(t, rows, 0, operands_.steps());
+    } else {
+      multiply_panels(t, rows);
+    }
+    // A gradient that is not finite times the zeros of missing columns is NaN, which would be counted.
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = float_ + r * kTilePitch;
+      std::fill(row + tile_.columns, row + tile_.whole_columns(), 0.0f);
+    }
+    return float_;
+  }
+
+  void multiply_panels(int64_t t, int64_t rows) {
     const int64_t panels = ceil_div(rows, kPanelRows), columns = tile_.whole_columns();
     int64_t step = 0;
     do {
@@ -114,17 +146,11 @@ class Product {
         const uint8_t* strip = operands_.strip((tile_.start + c) / kStripColumns, step);
         for (int64_t p = 0; p < panels; ++p) {
           multiply_float_panel(operands_.panel(t, p, step), strip, depth, step == 0,
-                               float_ + p * kPanelRows * kTileColumns + c);
+                               float_ + p * kPanelRows * kTilePitch + c);
         }
       }
       step += kDepth;
     } while (step < operands_.steps());
-    // A gradient that is not finite times the zeros of missing columns is NaN, which would be counted.
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = float_ + r * kTileColumns;
-      std::fill(row + tile_.columns, row + columns, 0.0f);
-    }
-    return float_;
   }
 
   const CastState& state_;

@@ -11,8 +11,10 @@ namespace arb {
 
 namespace {
 
-// Steps of the inner dimension that one task of the packing takes.
-constexpr int64_t kPackedSteps = 8;
+// Steps of the inner dimension that one task of the packing takes, and strips or tiles.
+constexpr int64_t kPackedSteps = 16;
+constexpr int64_t kPackedPieces = 16;
+static_assert(kPackedSteps % kTileSteps == 0, "a task makes whole blocks");
 constexpr int64_t kTilePanels = kTileRows / kPanelRows;
 float as_float(const void* from, Element type, int64_t i) {
   if (type == Element::float32) return static_cast<const float*>(from)[i];
@@ -53,6 +55,8 @@ int64_t tokens_of_step(Factors factors) { return factors == Factors::int8 ? 4 : 
 // Both operands as the micro-kernels read them. Activations: strips of 64 columns, a strip holding its steps one after
 // another. Gradient: tiles of 24 rows of 4 panels of 6 rows, a panel holding its steps one after another. A step is
 // four bytes a row or column: one token, two of bfloat16, or four of int8; missing tokens, rows and columns are zeros.
+// Where products are made of square registers, a tile of the gradient holds blocks of 16 rows x kTileSteps steps
+// instead of panels: those of the first steps one below the other, then those of the next steps.
 class Operands {
  public:
   Operands(const CastState& state, const VoteKernels& kernels, Element grad_type, const void* grad, Element x_type,
@@ -65,7 +69,9 @@ class Operands {
         grad_(grad),
         x_(x),
         tokens_(tokens),
-        steps_(ceil_div(tokens, tokens_of_step(factors_))),
+        blocks_(factors_ == Factors::int8 ? kernels.multiply_tile_int8 != nullptr
+                                          : pairs() && kernels.multiply_tile_pairs != nullptr),
+        steps_(whole_steps(ceil_div(tokens, tokens_of_step(factors_)))),
         strips_(ceil_div(state.columns, kStripColumns)),
         tiles_(ceil_div(state.rows, kTileRows)),
         panel_step_(integer() ? kernels.panel_step : 4 * kPanelRows),
@@ -74,24 +80,19 @@ class Operands {
         starts_(integer() ? tiles_ * kTileRows * 4 : 0) {}
 
   void pack(int threads) {
-    auto task = [this](int64_t i, int) {
-      const int64_t first = i * kPackedSteps, last = std::min(first + kPackedSteps, steps_);
-      switch (factors_) {
-        case Factors::int8:
-          pack_int8_x(first, last);
-          pack_int8_grad(first, last);
-          break;
-        case Factors::bfloat16:
-          pack_pairs_x(first, last);
-          pack_pairs_grad(first, last);
-          break;
-        case Factors::float32:
-          pack_float_x(first, last);
-          pack_float_grad(first, last);
-          break;
+    const int64_t of_x = ceil_div(strips_, kPackedPieces), of_grad = ceil_div(tiles_, kPackedPieces);
+    auto task = [=](int64_t i, int) {
+      const int64_t first = i / (of_x + of_grad) * kPackedSteps, last = std::min(first + kPackedSteps, steps_);
+      const int64_t piece = i % (of_x + of_grad);
+      if (piece < of_x) {
+        const int64_t strip = piece * kPackedPieces;
+        pack_x(strip, std::min(strip + kPackedPieces, strips_), first, last);
+      } else {
+        const int64_t tile = (piece - of_x) * kPackedPieces;
+        pack_grad(tile, std::min(tile + kPackedPieces, tiles_), first, last);
       }
     };
-    parallel_tasks(ceil_div(steps_, kPackedSteps), threads, task);
+    parallel_tasks(ceil_div(steps_, kPackedSteps) * (of_x + of_grad), threads, task);
   }
 
   // What the sums of a tile's rows start from over some steps, because of the bias of the activations.
@@ -110,6 +111,7 @@ class Operands {
 
   bool integer() const { return factors_ == Factors::int8; }
   bool pairs() const { return factors_ == Factors::bfloat16; }
+  bool blocks() const { return blocks_; }
   int64_t steps() const { return steps_; }
   int64_t tiles() const { return tiles_; }
 
@@ -119,6 +121,11 @@ class Operands {
   const int8_t* panel(int64_t tile, int64_t index, int64_t step) const {
     return packed_grad_.as<int8_t>() + ((tile * kTilePanels + index) * steps_ + step) * panel_step_;
   }
+  const uint32_t* block(int64_t tile, int64_t step) const {
+    return packed_grad_.as<uint32_t>() + (tile * steps_ + step) * kTileRows;
+  }
+  // Bytes from a strip to the next.
+  int64_t strip_stride() const { return steps_ * kStepBytes; }
 
  private:
   // Pointers to 64 columns of the tokens of a step; tokens and columns that do not exist are zeros.
@@ -146,29 +153,82 @@ class Operands {
     }
   };
 
-  void pack_int8_x(int64_t first, int64_t last) const {
-    TokenRows<int8_t, 4> four;
-    for (int64_t i = 0; i < strips_; ++i) {
+  int64_t whole_steps(int64_t steps) const { return blocks_ ? ceil_div(steps, kTileSteps) * kTileSteps : steps; }
+
+  void pack_x(int64_t first_strip, int64_t last_strip, int64_t first, int64_t last) const {
+    for (int64_t i = first_strip; i < last_strip; ++i) {
       for (int64_t step = first; step < last; ++step) {
-        four.find(*this, x_, step, state_.columns, i * kStripColumns);
-        kernels_.interleave(four.rows, kernels_.flip_x, const_cast<uint8_t*>(strip(i, step)));
+        uint8_t* const to = const_cast<uint8_t*>(strip(i, step));
+        switch (factors_) {
+          case Factors::int8:
+            put_int8(x_, step, state_.columns, i * kStripColumns, kernels_.flip_x, to);
+            break;
+          case Factors::bfloat16:
+            put_pairs(x_, x_type_, step, state_.columns, i * kStripColumns, reinterpret_cast<uint32_t*>(to));
+            break;
+          case Factors::float32:
+            put_floats(x_, x_type_, step, state_.columns, i * kStripColumns, kStripColumns,
+                       reinterpret_cast<float*>(to));
+            break;
+        }
       }
     }
   }
 
-  void pack_int8_grad(int64_t first, int64_t last) const {
-    TokenRows<int8_t, 4> four;
-    alignas(64) int8_t columns[kStepBytes];
-    for (int64_t tile = 0; tile < tiles_; ++tile) {
+  // Of 64 columns of a step the tile takes the first 48.
+  void pack_grad(int64_t first_tile, int64_t last_tile, int64_t first, int64_t last) const {
+    alignas(64) uint32_t steps[kTileSteps][kStripColumns];
+    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+      const int64_t column = tile * kTileRows;
       for (int64_t step = first; step < last; ++step) {
-        // 64 columns; the tile takes the first 24.
-        four.find(*this, grad_, step, state_.rows, tile * kTileRows);
-        kernels_.interleave(four.rows, 0, reinterpret_cast<uint8_t*>(columns));
+        uint32_t* const columns = steps[step % kTileSteps];
+        switch (factors_) {
+          case Factors::int8:
+            put_int8(grad_, step, state_.rows, column, 0, reinterpret_cast<uint8_t*>(columns));
+            break;
+          case Factors::bfloat16:
+            put_pairs(grad_, grad_type_, step, state_.rows, column, columns);
+            break;
+          case Factors::float32:
+            put_floats(grad_, grad_type_, step, state_.rows, column, kTileRows, reinterpret_cast<float*>(columns));
+            break;
+        }
+        if (blocks_) {
+          if ((step + 1) % kTileSteps == 0) {
+            kernels_.transpose_steps(steps[0], const_cast<uint32_t*>(block(tile, step + 1 - kTileSteps)));
+          }
+          continue;
+        }
         for (int64_t p = 0; p < kTilePanels; ++p) {
-          put_panel_step(columns + 4 * kPanelRows * p, const_cast<int8_t*>(panel(tile, p, step)));
+          put_panel_step(reinterpret_cast<const int8_t*>(columns + kPanelRows * p),
+                         const_cast<int8_t*>(panel(tile, p, step)));
         }
       }
     }
+  }
+
+  void put_int8(const void* from, int64_t step, int64_t width, int64_t column, uint8_t flip, uint8_t* to) const {
+    TokenRows<int8_t, 4> four;
+    four.find(*this, from, step, width, column);
+    kernels_.interleave(four.rows, flip, to);
+  }
+
+  void put_pairs(const void* from, Element type, int64_t step, int64_t width, int64_t column, uint32_t* to) const {
+    if (type == Element::int8) {
+      TokenRows<int8_t, 2> bytes;
+      bytes.find(*this, from, step, width, column);
+      kernels_.pair_int8(bytes.rows, to);
+    } else {
+      TokenRows<uint16_t, 2> words;
+      words.find(*this, from, step, width, column);
+      kernels_.pair_bfloat16(words.rows, to);
+    }
+  }
+
+  // A step is a token; `room` elements are written.
+  void put_floats(const void* from, Element type, int64_t step, int64_t width, int64_t column, int64_t room,
+                  float* to) const {
+    widen(from, type, step * width + column, std::min(room, width - column), room, to);
   }
 
   // As it is, or with each row's four int8 as 16-bit pairs: tokens 0 and 2, tokens 1 and 3.
@@ -187,69 +247,15 @@ class Operands {
     std::memcpy(to, pairs, sizeof pairs);
   }
 
-  void pack_pairs_x(int64_t first, int64_t last) const {
-    TokenRows<int8_t, 2> bytes;
-    TokenRows<uint16_t, 2> words;
-    for (int64_t i = 0; i < strips_; ++i) {
-      for (int64_t step = first; step < last; ++step) {
-        uint32_t* const to = reinterpret_cast<uint32_t*>(const_cast<uint8_t*>(strip(i, step)));
-        if (x_type_ == Element::int8) {
-          bytes.find(*this, x_, step, state_.columns, i * kStripColumns);
-          kernels_.pair_int8(bytes.rows, to);
-        } else {
-          words.find(*this, x_, step, state_.columns, i * kStripColumns);
-          kernels_.pair_bfloat16(words.rows, to);
-        }
-      }
-    }
-  }
-
-  void pack_pairs_grad(int64_t first, int64_t last) const {
-    TokenRows<uint16_t, 2> words;
-    alignas(64) uint32_t columns[kStripColumns];
-    for (int64_t tile = 0; tile < tiles_; ++tile) {
-      for (int64_t step = first; step < last; ++step) {
-        words.find(*this, grad_, step, state_.rows, tile * kTileRows);
-        kernels_.pair_bfloat16(words.rows, columns);
-        for (int64_t p = 0; p < kTilePanels; ++p) {
-          std::memcpy(const_cast<int8_t*>(panel(tile, p, step)), columns + kPanelRows * p, 4 * kPanelRows);
-        }
-      }
-    }
-  }
-
-  void pack_float_x(int64_t first, int64_t last) const {
-    for (int64_t strip_index = 0; strip_index < strips_; ++strip_index) {
-      const int64_t column = strip_index * kStripColumns;
-      const int64_t count = std::min(kStripColumns, state_.columns - column);
-      for (int64_t step = first; step < last; ++step) {
-        float* out = reinterpret_cast<float*>(const_cast<uint8_t*>(strip(strip_index, step)));
-        widen(x_, x_type_, step * state_.columns + column, count, kStripColumns, out);
-      }
-    }
-  }
-
-  void pack_float_grad(int64_t first, int64_t last) const {
-    float columns[kTileRows];
-    for (int64_t tile = 0; tile < tiles_; ++tile) {
-      const int64_t column = tile * kTileRows;
-      const int64_t count = std::min(kTileRows, state_.rows - column);
-      for (int64_t step = first; step < last; ++step) {
-        widen(grad_, grad_type_, step * state_.rows + column, count, kTileRows, columns);
-        for (int64_t p = 0; p < kTilePanels; ++p) {
-          std::memcpy(const_cast<int8_t*>(panel(tile, p, step)), columns + kPanelRows * p, 4 * kPanelRows);
-        }
-      }
-    }
-  }
-
   const CastState& state_;
   const VoteKernels& kernels_;
   const Factors factors_;
   const Element grad_type_, x_type_;
   const void* const grad_;
   const void* const x_;
-  const int64_t tokens_, steps_, strips_, tiles_, panel_step_;
+  const int64_t tokens_;
+  const bool blocks_;
+  const int64_t steps_, strips_, tiles_, panel_step_;
   Buffer packed_x_, packed_grad_, starts_;
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "rounds.h"
@@ -102,6 +103,13 @@ void round(uint64_t seed) {
   const auto x = random.numbers<int8_t>(tokens * columns, -128, 127);
   const auto float_grad = random.numbers<float>(tokens * rows, -3, 3);
   const auto float_x = random.numbers<float>(tokens * columns, -3, 3);
+  // The upper halves of floats that hold nothing in the lower.
+  std::vector<uint16_t> pair_grad(float_grad.size());
+  for (size_t i = 0; i < pair_grad.size(); ++i) {
+    uint32_t word;
+    std::memcpy(&word, &float_grad[i], sizeof word);
+    pair_grad[i] = static_cast<uint16_t>(word >> 16);
+  }
   const auto ids = random.numbers<int64_t>(tokens, 0, rows - 1);
   const auto shifts = random.numbers<int32_t>(rows + columns, random.within(-10, 4), random.within(4, 17));
   auto factors = random.numbers<float>(rows + columns, 1, 1000);
@@ -140,6 +148,10 @@ void round(uint64_t seed) {
       pair.check("a cast of floats", [&](Layer& held, const arb::VoteKernels& kernels, int threads) {
         arb::cast_linear(held.state(rule), kernels, arb::Element::float32, float_grad.data(), arb::Element::float32,
                          float_x.data(), tokens, threads);
+      });
+      pair.check("a cast of bfloat16", [&](Layer& held, const arb::VoteKernels& kernels, int threads) {
+        arb::cast_linear(held.state(rule), kernels, arb::Element::bfloat16, pair_grad.data(), arb::Element::int8,
+                         x.data(), tokens, threads);
       });
       pair.check("a lookup of floats", [&](Layer& held, const arb::VoteKernels& kernels, int threads) {
         arb::cast_lookup(held.state(rule), kernels, ids.data(), arb::Element::float32, float_x.data(), tokens, threads);
