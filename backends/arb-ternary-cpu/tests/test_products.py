@@ -15,7 +15,8 @@ from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
-#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one group.
+#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one group. Whole tiles of
+#: a matrix unit, 16 x 64, and one row, output and term more; more rows than sums are kept of.
 SIZES = (
     (1, 1, 1, 1),
     (1, 33, 300, 128),
@@ -25,6 +26,9 @@ SIZES = (
     (17, 100, 257, 64),
     (70, 49, 700, 700),
     (261, 35, 530, 32),
+    (16, 32, 64, 32),
+    (33, 65, 129, 64),
+    (545, 17, 96, 32),
 )
 #: Exponents: all equal; within one int8; in two bands; in six.
 EXPONENTS = ((-3, -3), (-6, 0), (-11, -1), (-100, -60))

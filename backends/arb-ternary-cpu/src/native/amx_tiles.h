@@ -1,7 +1,7 @@
 // The eight tile registers of AMX, all of 16 rows x 64 bytes. For translation units of that instruction set.
 //
-// The threads are torch's too, which sets up tiles of its own: whoever multiplies with tiles does so between the
-// construction and the destruction of a `Tiles` on the same thread, in one task.
+// The threads are torch's too, which sets up tiles of its own: whoever multiplies with tiles does so between
+// begin_tiles() and end_tiles(), on one thread, in one task.
 #pragma once
 
 #include <immintrin.h>
@@ -26,18 +26,22 @@ struct alignas(64) TileShapes {
 // stored is read only afterwards.
 [[gnu::always_inline]] inline void memory_barrier() { __asm__ volatile("" ::: "memory"); }
 
+// Gives the calling thread its tiles, and takes them back: tiles in use make every change of threads dearer.
+inline void begin_tiles() {
+  TileShapes shapes;
+  for (int i = 0; i < 8; ++i) {
+    shapes.row_bytes[i] = kTileBytes;
+    shapes.rows[i] = kTileSide;
+  }
+  __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+}
+inline void end_tiles() { _tile_release(); }
+
+// The same for a block of code.
 class Tiles {
  public:
-  Tiles() {
-    TileShapes shapes;
-    for (int i = 0; i < 8; ++i) {
-      shapes.row_bytes[i] = kTileBytes;
-      shapes.rows[i] = kTileSide;
-    }
-    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
-  }
-  // Tiles in use make every change of threads dearer.
-  ~Tiles() { _tile_release(); }
+  Tiles() { begin_tiles(); }
+  ~Tiles() { end_tiles(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 };

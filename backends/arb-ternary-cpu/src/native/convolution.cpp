@@ -245,7 +245,7 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
   const int64_t weight_bytes = planes.steps() * kBlockBytes * kernels.strips;
   const int64_t panel_bytes = planes.steps() * kBlockBytes;
   // Rows of a tile: whole quarters, unless it takes one row only.
-  const int64_t height = kernels.rows >= 8 ? 8 : kernels.rows >= 4 ? 4 : 1;
+  const int64_t height = kernels.int8.rows >= 8 ? 8 : kernels.int8.rows >= 4 ? 4 : 1;
 
   Workspace& space = workspace();
   space.reserve(Workspace::padded(groups * exponents) + Workspace::padded(groups * weight_bytes) +
@@ -266,7 +266,7 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
   }
   auto decode = [&](int64_t i, int) {
     std::memset(offsets + i * lanes, 0, static_cast<size_t>(lanes) * sizeof(int32_t));
-    kernels.decode_int8(strips[static_cast<size_t>(i)].source, false, 0, weights + i * weight_bytes,
+    kernels.int8.decode(strips[static_cast<size_t>(i)].source, false, 0, weights + i * weight_bytes,
                         offsets + i * lanes);
   };
   parallel_tasks(groups, threads, decode);
@@ -280,11 +280,10 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
     const StripGroup& group = strips[static_cast<size_t>(i)];
     const Columns& columns = group.columns;
     alignas(64) int32_t acc[kPatches * kMaxLanes];
-    std::memset(acc, 0, static_cast<size_t>(kPatches * columns.lanes) * sizeof(int32_t));
     for (int64_t r = 0; r < kPatches; r += height) {
       if (patches.patches[r / 4] <= r % 4) continue;
-      kernels.tile_int8(height, planes.steps(), panel + 4 * r, kBlockBytes, weights + i * weight_bytes,
-                        group.source.strips, group.spread, acc + r * columns.lanes);
+      kernels.int8.tile(height, planes.steps(), panel + 4 * r, kBlockBytes, weights + i * weight_bytes,
+                        group.source.strips, group.spread, true, acc + r * columns.lanes);
     }
     for (int64_t quarter = 0; quarter < 4;) {
       // Full quarters whose patches follow each other, and what follows them.
@@ -310,7 +309,7 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
       for (int64_t g = 0; g < count; ++g) {
         patches[g] = planes.group(band, start + g);
         kernels.quantize_patches(mine, patches[g].start, planes.offsets(), planes.steps(), mine + planes.largest(),
-                                 planes.taps(), kernels.flip, panels + g * panel_bytes, scales + g * kPatches);
+                                 planes.taps(), kernels.int8.flip, panels + g * panel_bytes, scales + g * kPatches);
       }
       for (int64_t i = 0; i < groups; ++i) {
         for (int64_t g = 0; g < count; ++g) {

@@ -170,7 +170,8 @@ inline void tile_float_strips(int64_t terms, const void* from, const void* decod
 }
 
 void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
-               int spread, int32_t* acc) {
+               int spread, bool fresh, int32_t* acc) {
+  if (fresh) std::memset(acc, 0, static_cast<size_t>(rows * strips * kBlockSide) * sizeof(int32_t));
   switch (rows) {
     case 1:
       return tile_int8_strips<1>(steps, panel, stride, weights, strips, spread, acc);
@@ -191,7 +192,9 @@ void tile_int8(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride
   }
 }
 
-void tile_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, float* acc) {
+void tile_float(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
+                float* acc) {
+  if (fresh) std::memset(acc, 0, static_cast<size_t>(rows * strips * kBlockSide) * sizeof(float));
   switch (rows) {
     case 1:
       return tile_float_strips<1>(terms, panel, weights, strips, acc);

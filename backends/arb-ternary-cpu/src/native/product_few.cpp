@@ -28,7 +28,7 @@ int few_rows_product(const ProductKernels& kernels, int threads, const Weight& w
   int32_t* const sums = space.take<int32_t>(shape.m * w.groups);
   benches.place(space);
   for (int64_t p = 0; p < panels.count; ++p) {
-    kernels.pack_int8(x + panels.start(p) * shape.terms, shape.terms, panels.rows(p), shape.terms, steps, 0,
+    kernels.int8.pack(x + panels.start(p) * shape.terms, shape.terms, panels.rows(p), shape.terms, steps, 0,
                       rows + panels.start(p) * steps * 4);
   }
   for (int64_t i = 0; i < shape.m; ++i) {

@@ -13,17 +13,19 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
   const FloatLoops& loops = as_is ? kernels.bfloat16 : kernels.float32;
   threads = shape.threads(threads);
   result.prepare(shape.m);
-  const Panels panels(shape.m, loops.rows);
+  const MatrixUnit& unit = loops.unit;
+  const Panels panels(shape.m, loops.rows, unit);
   const Cut cut(shape, kernels, panels, loops.term_bytes, threads);
-  const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kMaxLanes * loops.term_bytes));
-  const int64_t terms = shape.blocks * kBlockSide;
+  const int64_t block_bytes = kBlockSide * kMaxLanes * loops.term_bytes;
+  const int64_t chunk = least(shape.blocks, kChunkBytes / block_bytes);
+  const int64_t panel_bytes = PackedRows::bytes(shape, unit, loops.term_bytes);
   const int64_t all_exponents = shape.along_rows ? shape.blocks * exponent_bytes(w.groups) : 0;
-  Benches benches(threads, w, cut.groups_per_task, chunk * kBlockSide * kMaxLanes * loops.term_bytes, 0);
+  Benches benches(threads, w, cut.groups_per_task, round_up(chunk, unit.blocks) * block_bytes, 0);
 
   Workspace& space = workspace();
-  space.reserve(Workspace::padded(shape.m * terms * loops.term_bytes) + Workspace::padded(all_exponents) +
+  space.reserve(Workspace::padded(panel_bytes) + Workspace::padded(all_exponents) +
                 2 * Workspace::padded(w.groups) + benches.bytes());
-  const PackedRows packed{space.take<char>(shape.m * terms * loops.term_bytes), panels, shape.m, loops.term_bytes};
+  const PackedRows packed{space.take<char>(panel_bytes), panels, unit, loops.term_bytes};
   const GroupExponents all{space.take<uint8_t>(all_exponents), space.take<int8_t>(w.groups),
                            space.take<int8_t>(w.groups)};
   benches.place(space);
@@ -36,6 +38,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
   });
 
   auto run = [&](int64_t index, int worker) {
+    const InUse in_use(unit);
     const Bench bench = benches.of(worker);
     const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
     task.sweep(
@@ -45,7 +48,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
         },
         [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, float* acc) {
           loops.tile(panels.rows(p), count * kBlockSide, packed.at(p, block, count), bench.weights, group.source.strips,
-                     acc);
+                     block == 0, acc);
         },
         [&](int64_t, const StripGroup& group, int64_t p, const float* acc) {
           const Columns& columns = group.columns;

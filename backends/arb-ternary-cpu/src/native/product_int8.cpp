@@ -17,6 +17,7 @@ constexpr int64_t kWideRows = 64;
 // Everything that the tasks of an integer product share.
 struct IntegerProduct {
   const ProductKernels& kernels;
+  const Int8Loops& loops;
   const Shape& shape;
   const Panels& panels;
   const PackedRows& packed;
@@ -26,9 +27,9 @@ struct IntegerProduct {
   int64_t chunk_blocks;
 
   void tile(int64_t p, int64_t block, int64_t count, const int8_t* weights, int64_t strips, int spread,
-            int32_t* acc) const {
+            bool fresh, int32_t* acc) const {
     const auto* const rows = reinterpret_cast<const uint8_t*>(packed.at(p, block, count));
-    kernels.tile_int8(panels.rows(p), count * kStepsPerBlock, rows, 4 * panels.rows(p), weights, strips, spread, acc);
+    loops.tile(panels.rows(p), count * kStepsPerBlock, rows, 4 * panels.rows(p), weights, strips, spread, fresh, acc);
   }
 
   bool in_32_bits(const StripGroup& group) const {
@@ -44,10 +45,10 @@ struct IntegerProduct {
         [&](const StripGroup& group) { return in_32_bits(group); },
         [&](int64_t i, const StripGroup& group, int64_t block, int64_t count) {
           if (block == 0) std::memset(offsets[i], 0, sizeof offsets[i]);
-          kernels.decode_int8(chunk_of(group.source, block, count), shape.along_rows, 0, weights, offsets[i]);
+          loops.decode(chunk_of(group.source, block, count), shape.along_rows, 0, weights, offsets[i]);
         },
         [&](const StripGroup& group, int64_t p, int64_t block, int64_t count, int32_t* acc) {
-          tile(p, block, count, weights, group.source.strips, group.spread, acc);
+          tile(p, block, count, weights, group.source.strips, group.spread, block == 0, acc);
         },
         [&](int64_t i, const StripGroup& group, int64_t p, const int32_t* acc) {
           const Columns& columns = group.columns;
@@ -71,11 +72,10 @@ struct IntegerProduct {
       const int64_t count = least(chunk_blocks, shape.blocks - block);
       for (int band = 0; band * kBandBits <= group.spread; ++band) {
         alignas(64) int32_t offset[kMaxLanes] = {};
-        kernels.decode_int8(chunk_of(source, block, count), shape.along_rows, band, weights, offset);
+        loops.decode(chunk_of(source, block, count), shape.along_rows, band, weights, offset);
         for (int64_t p = first; p < stop; ++p) {
           const int64_t rows = panels.rows(p);
-          std::memset(acc, 0, static_cast<size_t>(rows * columns.lanes) * sizeof(int32_t));
-          tile(p, block, count, weights, source.strips, kBandBits - 1, acc);
+          tile(p, block, count, weights, source.strips, kBandBits - 1, true, acc);
           int64_t* const total = bench.wide + (panels.start(p) - start) * columns.lanes;
           for (int64_t i = 0; i < rows * columns.lanes; ++i) {
             const uint32_t sum = static_cast<uint32_t>(acc[i]) - static_cast<uint32_t>(offset[i % columns.lanes]);
@@ -98,11 +98,11 @@ struct IntegerProduct {
 
   void run(const Task& task, const Bench& bench) const {
     narrow(task, bench);
-    constexpr int64_t kStretch = kWideRows / kMaxPanelRows;
+    const int64_t stretch = panels.among(kWideRows);
     for (int64_t i = 0; i < task.count(); ++i) {
       if (in_32_bits(task.group(i))) continue;
-      for (int64_t p = task.first_panel(); p < task.stop_panel(); p += kStretch) {
-        wide(task.group(i), p, least(task.stop_panel(), p + kStretch), bench);
+      for (int64_t p = task.first_panel(); p < task.stop_panel(); p += stretch) {
+        wide(task.group(i), p, least(task.stop_panel(), p + stretch), bench);
       }
     }
   }
@@ -112,17 +112,20 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
                     const float* row_scale, float scale, const float* bias, const Result& result) {
   threads = shape.threads(threads);
   result.prepare(shape.m);
-  const Panels panels(shape.m, kernels.rows);
+  const Int8Loops& loops = kernels.int8_unit.rows != 0 ? kernels.int8_unit : kernels.int8;
+  const MatrixUnit& unit = loops.unit;
+  const Panels panels(shape.m, loops.rows, unit);
   const Cut cut(shape, kernels, panels, 1, threads);
-  const int64_t chunk = least(shape.blocks, kChunkBytes / (kBlockSide * kBlockSide * kernels.strips));
-  const int64_t panel_bytes = shape.m * shape.blocks * kBlockSide;
+  const int64_t block_bytes = kBlockSide * kBlockSide * kernels.strips;
+  const int64_t chunk = least(shape.blocks, kChunkBytes / block_bytes);
+  const int64_t panel_bytes = PackedRows::bytes(shape, unit, 1);
   const int64_t all_exponents = shape.along_rows ? shape.blocks * exponent_bytes(w.groups) : 0;
-  Benches benches(threads, w, cut.groups_per_task, chunk * kBlockSide * kBlockSide * kernels.strips, kWideRows);
+  Benches benches(threads, w, cut.groups_per_task, round_up(chunk, unit.blocks) * block_bytes, kWideRows);
 
   Workspace& space = workspace();
   space.reserve(Workspace::padded(panel_bytes) + Workspace::padded(all_exponents) + 2 * Workspace::padded(w.groups) +
                 Workspace::padded(shape.m * 4) + benches.bytes());
-  const PackedRows packed{space.take<char>(panel_bytes), panels, shape.m, 1};
+  const PackedRows packed{space.take<char>(panel_bytes), panels, unit, 1};
   const GroupExponents all{space.take<uint8_t>(all_exponents), space.take<int8_t>(w.groups),
                            space.take<int8_t>(w.groups)};
   float* const same_scale = space.take<float>(shape.m);
@@ -140,12 +143,13 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
   }
   packed.fill(shape, chunk, threads, [&](int64_t p, int64_t block, int64_t count) {
     const int64_t first = block * kBlockSide, some = least(count * kBlockSide, shape.terms - first);
-    kernels.pack_int8(x + panels.start(p) * shape.terms + first, shape.terms, panels.rows(p), some,
-                      count * kStepsPerBlock, kernels.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
+    loops.pack(x + panels.start(p) * shape.terms + first, shape.terms, panels.rows(p), some,
+                      count * kStepsPerBlock, loops.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
   });
 
-  const IntegerProduct product{kernels, shape, panels, packed, row_scale, bias, result, chunk};
+  const IntegerProduct product{kernels, loops, shape, panels, packed, row_scale, bias, result, chunk};
   auto run = [&](int64_t index, int worker) {
+    const InUse in_use(unit);
     const Bench bench = benches.of(worker);
     const Task task(kernels, w, shape, all, cut, panels, index, bench, bias);
     int spread = 0;

@@ -20,8 +20,11 @@ const ProductKernels& product_kernels(int isa) {
 #endif
 #if defined(ARB_HAVE_AVX512BF16)
     case Isa::avx512bf16:
-    case Isa::amx:
       return products_avx512bf16();
+#endif
+#if defined(ARB_HAVE_AMX)
+    case Isa::amx:
+      return products_amx();
 #endif
 #if defined(ARB_HAVE_NEON)
     case Isa::neon:

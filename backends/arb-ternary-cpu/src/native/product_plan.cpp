@@ -6,9 +6,9 @@ namespace arb {
 
 namespace {
 
-// Tasks a thread at least, where there is enough to share out, and panels that make decoding a weight worth while.
+// Tasks a thread at least, where there is enough to share out, and rows that make decoding a weight worth while.
 constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kPanelsPerTask = 4;
+constexpr int64_t kRowsPerTask = 32;
 // Bytes of rows that a second-level cache keeps from one group of strips to the next.
 constexpr int64_t kCachedRows = 384 << 10;
 // Below so many multiply-accumulates (a row counting for itself and for decoding 8) one thread is done before another
@@ -48,7 +48,7 @@ Cut::Cut(const Shape& shape, const ProductKernels& kernels, const Panels& panels
   const int64_t wanted = threads > 1 ? kTasksPerThread * threads : 1;
   if (shape.m * shape.terms * term_bytes > kCachedRows) groups_per_task = most(1, least(kKeptGroups, groups / wanted));
   if (groups < wanted) {
-    splits = least(ceil_of(wanted, groups), most(1, panels.count / kPanelsPerTask));
+    splits = least(ceil_of(wanted, groups), most(1, panels.count / panels.among(kRowsPerTask)));
     panels_per_split = ceil_of(panels.count, splits);
     splits = ceil_of(panels.count, panels_per_split);
   }

@@ -14,6 +14,8 @@
 namespace arb {
 
 constexpr int64_t kMaxLanes = kMaxStrips * kBlockSide;
+// Panels are counted as if they were at least so high.
+constexpr int64_t kMinPanelRows = 8;
 // Sums that are kept while chunks of the weight pass: those of so many rows and groups of strips. A chunk of the rows
 // is read once for all groups, and then lies in the second-level cache; the weight is decoded once for all rows.
 constexpr int64_t kKeptRows = 512;
@@ -25,6 +27,7 @@ constexpr int64_t kChunkBytes = 16 << 10;
 static inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t a, int64_t unit) { return ceil_of(a, unit) * unit; }
 
 static inline float power_of_two(int32_t exponent) {
   const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
@@ -60,14 +63,21 @@ struct Shape {
   int threads(int wanted) const;
 };
 
-// Rows of the other operand in panels of nearly equal height.
+// Rows of the other operand in panels of nearly equal height; for a matrix unit, all but the last as high as can be.
 struct Panels {
-  int64_t count, base, taller;
+  int64_t m, height, count, base, taller;
 
-  Panels(int64_t m, int64_t rows) : count(ceil_of(m, rows)), base(m / count), taller(m % count) {}
+  Panels(int64_t all, int64_t rows, const MatrixUnit& unit = {})
+      : m(all),
+        height(rows),
+        count(ceil_of(m, rows)),
+        base(unit.rows > 1 ? rows : m / count),
+        taller(unit.rows > 1 ? 0 : m % count) {}
 
   int64_t start(int64_t panel) const { return panel * base + least(panel, taller); }
-  int64_t rows(int64_t panel) const { return base + (panel < taller ? 1 : 0); }
+  int64_t rows(int64_t panel) const { return least(base + (panel < taller ? 1 : 0), m - start(panel)); }
+  // Panels that so many rows are enough for.
+  int64_t among(int64_t rows) const { return rows / most(height, kMinPanelRows); }
 };
 
 // Where panels lie: chunk after chunk, so that those of a chunk are one stretch of memory. A stride that is a large
@@ -75,11 +85,17 @@ struct Panels {
 struct PackedRows {
   char* memory;
   const Panels& panels;
-  int64_t m, term_bytes;
+  MatrixUnit unit;
+  int64_t term_bytes;
 
-  // `count` blocks of a panel from `block` on, which are a chunk.
+  static int64_t bytes(const Shape& shape, const MatrixUnit& unit, int64_t term_bytes) {
+    return round_up(shape.m, unit.rows) * round_up(shape.blocks, unit.blocks) * kBlockSide * term_bytes;
+  }
+
+  // `count` blocks of a panel from `block` on, which are a chunk; all chunks but the last are of whole units.
   char* at(int64_t panel, int64_t block, int64_t count) const {
-    return memory + (block * m + count * panels.start(panel)) * kBlockSide * term_bytes;
+    const int64_t before = block * round_up(panels.m, unit.rows), width = round_up(count, unit.blocks);
+    return memory + (before + width * panels.start(panel)) * kBlockSide * term_bytes;
   }
 
   // Calls `pack(panel, block, count)` for all of them.
@@ -162,6 +178,22 @@ struct Result {
   void prepare(int64_t rows) const;
 };
 
+// While it is there, the thread may use a matrix unit.
+class InUse {
+ public:
+  explicit InUse(const MatrixUnit& unit) : end_(unit.end) {
+    if (unit.begin != nullptr) unit.begin();
+  }
+  ~InUse() {
+    if (end_ != nullptr) end_();
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+ private:
+  void (*end_)();
+};
+
 // The memory of one worker.
 struct Bench {
   uint8_t* exponents;     // kMaxStrips strips of each group
@@ -206,14 +238,15 @@ class Task {
   const StripGroup& group(int64_t i) const { return *groups_[i]; }
 
   // Sums over all blocks, a chunk at a time: for every chunk and each group `decode(group index, group, first block,
-  // count)`, then for every panel `tile(group, panel, first block, count, sums)`, and `finish(group index, group,
-  // panel, sums)` after the last chunk. Leaves out groups for which `takes(group)` is false.
+  // count)`, then for every panel `tile(group, panel, first block, count, sums)`, which overwrites the sums from block
+  // 0 on, and `finish(group index, group, panel, sums)` after the last chunk. Leaves out groups for which
+  // `takes(group)` is false.
   template <class T, class Takes, class Decode, class Tile, class Finish>
   void sweep(const Shape& shape, const Panels& panels, int64_t chunk, T* all_sums, Takes takes, Decode decode,
              Tile tile, Finish finish) const {
-    constexpr int64_t kStretch = kKeptRows / kMaxPanelRows;
-    for (int64_t first = first_; first < stop_; first += kStretch) {
-      const int64_t stop = least(stop_, first + kStretch);
+    const int64_t stretch = panels.among(kKeptRows);
+    for (int64_t first = first_; first < stop_; first += stretch) {
+      const int64_t stop = least(stop_, first + stretch);
       for (int64_t block = 0; block < shape.blocks; block += chunk) {
         const int64_t count = least(chunk, shape.blocks - block);
         for (int64_t i = 0; i < count_; ++i) {
@@ -221,9 +254,8 @@ class Task {
           if (!takes(strips)) continue;
           decode(i, strips, block, count);
           for (int64_t p = first; p < stop; ++p) {
-            const int64_t lanes = strips.columns.lanes;
-            T* const sums = all_sums + i * kKeptSums + (panels.start(p) - panels.start(first)) * lanes;
-            if (block == 0) std::memset(sums, 0, static_cast<size_t>(panels.rows(p) * lanes) * sizeof(T));
+            const int64_t row = panels.start(p) - panels.start(first);
+            T* const sums = all_sums + i * kKeptSums + row * strips.columns.lanes;
             tile(strips, p, block, count, sums);
             if (block + count == shape.blocks) finish(i, strips, p, sums);
           }

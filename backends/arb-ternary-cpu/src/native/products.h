@@ -19,7 +19,7 @@ constexpr int64_t kBlockSide = 16;
 constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kStepsPerBlock = 4;
 constexpr int64_t kMaxStrips = 2;
-constexpr int64_t kMaxPanelRows = 8;
+constexpr int64_t kMaxPanelRows = 32;
 // Patches that are quantised at a time, and floats that a line or a plane has more than it holds.
 constexpr int64_t kPatches = 16;
 constexpr int64_t kLineSlack = 16;
@@ -56,6 +56,33 @@ struct DecodeSource {
   const int32_t* floors;
 };
 
+// What a matrix unit asks of its operands, and of the thread that uses it.
+struct MatrixUnit {
+  int64_t rows = 1;    // room for rows in a panel comes in multiples of so many
+  int64_t blocks = 1;  // and that for blocks in a panel or a decoded weight of so many
+  // Around what a thread does at a time; null where there is nothing to do.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
+};
+
+// Products of int8, exact modulo 2**32.
+struct Int8Loops {
+  int64_t rows = 0;  // that a panel has at most; 0 where there are no such loops
+  uint8_t flip = 0;  // xor of an int8 operand in a panel: 0x80 where the dot product wants it unsigned
+  // int8 rows, `stride` apart, to a panel of `steps` steps, every byte xor `flip`; what lies beyond `terms` is zero.
+  void (*pack)(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
+               uint8_t* panel) = nullptr;
+  // T << (E - floor - 7 * band) as signed bytes, [step][strip][16 lanes][4 terms]; 0 where the shift is not in 0..6.
+  // `along_rows`: lanes are the columns of the blocks and the sum runs over their rows. To offset[strip][lane] is added
+  // what the tile adds too much because of `flip`.
+  void (*decode)(const DecodeSource& source, bool along_rows, int band, int8_t* weights, int32_t* offset) = nullptr;
+  // acc[row][strip][lane] += sum over the steps; or = instead of +=, if `fresh`. From a step of the panel to the next
+  // are `stride` bytes, in those of `pack` 4 a row; no weight is larger than 1 << spread.
+  void (*tile)(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights, int64_t strips,
+               int spread, bool fresh, int32_t* acc) = nullptr;
+  MatrixUnit unit = {};
+};
+
 // Products of floats of one type, summed in float32. A step is one term of float32 or two of bfloat16, 4 bytes a row of
 // a panel or a lane of a decoded weight.
 struct FloatLoops {
@@ -66,34 +93,23 @@ struct FloatLoops {
                void* panel) = nullptr;
   // T * 2**E, [step][strip][16 lanes].
   void (*decode)(const DecodeSource& source, bool along_rows, void* weights) = nullptr;
-  // acc[row][strip][lane] += sum over the terms, a multiple of 16.
-  void (*tile)(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips,
+  // acc[row][strip][lane] += sum over the terms, a multiple of 16; or = instead of +=, if `fresh`.
+  void (*tile)(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
                float* acc) = nullptr;
+  MatrixUnit unit = {};
 };
 
 struct ProductKernels {
   int64_t strips;    // that a tile takes
-  int64_t rows;      // that a panel has at most
   int64_t few_rows;  // that few_int8 takes at most
-  uint8_t flip;      // xor of an int8 operand in a panel: 0x80 where the dot product wants it unsigned
 
   // --- int8 ---
 
-  // int8 rows, `stride` apart, to a panel of `steps` steps, every byte xor `flip`; what lies beyond `terms` is zero.
-  void (*pack_int8)(const int8_t* x, int64_t stride, int64_t rows, int64_t terms, int64_t steps, uint8_t flip,
-                    uint8_t* panel);
-  // T << (E - floor - 7 * band) as signed bytes, [step][strip][16 lanes][4 terms]; 0 where the shift is not in 0..6.
-  // `along_rows`: lanes are the columns of the blocks and the sum runs over their rows. To offset[strip][lane] is added
-  // what the tile adds too much because of `flip`.
-  void (*decode_int8)(const DecodeSource& source, bool along_rows, int band, int8_t* weights, int32_t* offset);
-  // acc[row][strip][lane] += sum over the steps, modulo 2**32. From a step of the panel to the next are `stride` bytes;
-  // no weight is larger than 1 << spread.
-  void (*tile_int8)(int64_t rows, int64_t steps, const uint8_t* panel, int64_t stride, const int8_t* weights,
-                    int64_t strips, int spread, int32_t* acc);
+  Int8Loops int8;
   // The sums of a row over groups of `group_terms`.
   void (*sum_groups)(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* sums);
   // A few rows times one strip in one pass over its packed blocks: acc[row][lane], modulo 2**32, for shifts up to 31.
-  // The panel is not flipped; sums[row][group] are those of sum_groups.
+  // The panel is one of int8, not flipped; sums[row][group] are those of sum_groups.
   void (*few_int8)(int64_t rows, const DecodeSource& source, const uint8_t* panel, const int32_t* sums, int32_t* acc);
   // out[row][0 .. count) = dtype(float(acc - offset) * row_scale[row] * column_scale[lane] + bias[lane]), each
   // operation rounded. acc is [row][strip][lane] with `lanes` lanes a row; bias may be null.
@@ -148,6 +164,9 @@ struct ProductKernels {
 
   // Products of bfloat16 operands as they are, subnormal ones counted as 0.
   FloatLoops bfloat16 = {};
+  // Products of int8 by a matrix unit, whose panels and weights have a form of its own; those of many rows are taken by
+  // it where there is one.
+  Int8Loops int8_unit = {};
 };
 
 const ProductKernels& products_scalar();
@@ -155,6 +174,7 @@ const ProductKernels& products_avx2();
 const ProductKernels& products_avxvnni();
 const ProductKernels& products_avx512vnni();
 const ProductKernels& products_avx512bf16();
+const ProductKernels& products_amx();
 const ProductKernels& products_neon();
 
 // The table of an instruction set, by its index; the scalar one where it was not compiled.

@@ -159,7 +159,9 @@ inline void tile_of(int64_t pairs, const uint8_t* panel, const uint8_t* weights,
   unroll<R * S>(ARB_UNROLLED(i) { storef(acc + i.value * 16, sums[i.value]); });
 }
 
-void tile(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, float* acc) {
+void tile(int64_t rows, int64_t terms, const void* panel, const void* weights, int64_t strips, bool fresh,
+          float* acc) {
+  if (fresh) std::memset(acc, 0, static_cast<size_t>(rows * strips * kBlockSide) * sizeof(float));
   const auto* from = static_cast<const uint8_t*>(panel);
   const auto* decoded = static_cast<const uint8_t*>(weights);
   for_rows(rows, [=](auto r) {

@@ -12,12 +12,8 @@ namespace {
 
 constexpr ProductKernels kProducts = {
     kTileStrips,
-    kTileRows,
     kFewRows,
-    kFlip,
-    pack_int8,
-    decode_int8,
-    tile_int8,
+    {kTileRows, kFlip, pack_int8, decode_int8<kFlip>, tile_int8},
     sum_groups,
     few_int8,
     finish_int8,
