@@ -62,6 +62,8 @@ def test_losers_leave_no_trace_in_any_block(tiny: Any, equal: Any, overrides: li
     assert dict(compared.last.model).keys() == dict(plain.last.model).keys()
     equal(dict(compared.last.model), dict(plain.last.model))
     assert compared.steps == plain.steps
+    lost = sum(each["steps_spent"] for each in compared.decisions)
+    assert json.loads(compared.directory.result_file.read_text())["phases"][0]["lost_steps"] == lost > 0
 
 
 def test_a_block_that_is_done_within_a_branch_ends_with_it(

@@ -87,6 +87,8 @@ def test_losers_leave_no_trace(case: str, tiny: Any, equal: Any, monkeypatch: py
     assert all(len(each["candidates"]) == 3 for each in begun)
     equal(compared.trained, plain.trained)
     assert compared.steps == plain.steps
+    result = json.loads(compared.directory.result_file.read_text())
+    assert result["phases"][0]["lost_steps"] == sum(each["steps_spent"] for each in begun) > 0
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from arb_ternary_progressive.time import depth_of, discrete_time
 from arb_ternary_progressive.trunk import TrunkStream
 from arb_ternary_text.models.transformer import Transformer
 from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.policy import add_counts
 from arb_ternary_train.protocols import ReservesIds
 from arb_ternary_train.seeding import derived_generator
 from arb_ternary_train.standard import log_and_evaluate
@@ -110,6 +111,7 @@ class ProgressivePhase:
         self._loop: _StackLoop | None = None
         self._index = 0
         self._progress = Progress()
+        self._counts: dict[str, float] = {}  # of the policies of the stacks before
         self._restored: Mapping[str, Any] | None = None
 
     # --- the protocol of a phase ---
@@ -129,6 +131,7 @@ class ProgressivePhase:
         if self.records and self.records[-1].last_loss is not None:
             metrics["train_loss"] = self.records[-1].last_loss
         metrics["skipped"] = float(sum(record.skipped for record in self.records))
+        metrics.update(self._counts)
         return PhaseResult(steps=sum(record.steps for record in self.records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +143,7 @@ class ProgressivePhase:
             "loop": self._loop.state_dict(),
             "progress": self._progress.state_dict(),
             "records": [record.to_json() for record in self.records],
+            "counts": dict(self._counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -186,6 +190,7 @@ class ProgressivePhase:
         if self._restored is not None:
             self._index = self._restored["index"]
             self.records = [StackRecord.from_json(record) for record in self._restored["records"]]
+            self._counts = dict(self._restored.get("counts", {}))
             if self.records and self.records[-1].index >= self._index:
                 self._index, self._restored = self.records[-1].index + 1, None
             return
@@ -241,6 +246,7 @@ class ProgressivePhase:
         finally:
             loop.close()
         context.logbook.reporter.stop()
+        add_counts(self._counts, loop.policy)
         self.records.append(stage.record(self._progress, time_step=loop.time_step, skipped=loop.skipped))
         summary = f"stack {index}: {self._progress.steps} steps in {time.perf_counter() - started:.1f} s"
         if cache is not None and before is not None and stream is not None:

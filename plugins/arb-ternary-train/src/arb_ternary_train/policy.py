@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arb_ternary_train.loop import TrainingLoop
     from arb_ternary_train.step_report import StepReport
 
-__all__ = ["Adjustment", "Counts", "Diverged", "Drawn", "Skip", "StepPolicy"]
+__all__ = ["Adjustment", "Counts", "Diverged", "Drawn", "Skip", "StepPolicy", "add_counts"]
 
 
 @frozen
@@ -136,3 +136,10 @@ class Counts(Protocol):
     def counts(self) -> Mapping[str, float]:
         """The numbers, by names of their own."""
         ...
+
+
+def add_counts(total: dict[str, float], policy: StepPolicy | None) -> None:
+    """Add the numbers of a policy, if it has any, to those of the loops before it in its phase."""
+    counts: Mapping[str, float] = policy.counts() if isinstance(policy, Counts) else {}
+    for name, number in counts.items():
+        total[name] = total.get(name, 0.0) + number

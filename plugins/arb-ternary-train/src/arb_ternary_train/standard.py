@@ -11,7 +11,7 @@ from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import StandardConfig
-from arb_ternary_train.policy import Counts
+from arb_ternary_train.policy import add_counts
 from arb_ternary_train.step_report import StepReport
 
 if TYPE_CHECKING:
@@ -77,8 +77,9 @@ class StandardPhase:
             loop.close()
         reporter.stop()
         loss = {} if self._last_loss is None else {"train_loss": self._last_loss}
-        counts: Mapping[str, float] = loop.policy.counts() if isinstance(loop.policy, Counts) else {}
-        return PhaseResult(steps=loop.step, metrics={"skipped": float(loop.skipped), **counts, **loss})
+        metrics = {"skipped": float(loop.skipped), **loss}
+        add_counts(metrics, loop.policy)
+        return PhaseResult(steps=loop.step, metrics=metrics)
 
     def make_loop(self, context: TrainingContext, *, resumed: bool) -> TrainingLoop:
         """The loop that trains.

@@ -12,6 +12,7 @@ from attrs import asdict, evolve
 
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.policy import add_counts
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.standard import log_and_evaluate
 from arb_ternary_upcycle.block_loop import BlockLoop
@@ -45,6 +46,7 @@ class BlockwisePhase:
         self._convergence = Convergence(config.convergence_target, config.convergence_patience)
         self._first: list[float] = []
         self._records: list[dict[str, Any]] = []
+        self._counts: dict[str, float] = {}  # of the policies of the blocks before
         self._restored: Mapping[str, Any] | None = None
 
     def run(self, context: TrainingContext) -> PhaseResult:
@@ -58,6 +60,7 @@ class BlockwisePhase:
         last = [record["l1"] for record in self._records]
         metrics = {"l1": sum(last) / len(last), "train_loss": last[-1]}
         metrics["skipped"] = float(sum(record["skipped"] for record in self._records))
+        metrics.update(self._counts)
         return PhaseResult(steps=sum(record["steps"] for record in self._records), metrics=metrics)
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,12 +73,14 @@ class BlockwisePhase:
             "first": list(self._first),
             "autotune": None if loop is None or loop.autotune is None else loop.autotune.state_dict(),
             "records": [dict(record) for record in self._records],
+            "counts": dict(self._counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state`` when the phase runs."""
         self._block = state["block"]
         self._records = [dict(record) for record in state["records"]]
+        self._counts = dict(state.get("counts", {}))
         self._restored = None if state["loop"] is None else state
 
     @contextmanager
@@ -181,6 +186,7 @@ class BlockwisePhase:
             "skipped": loop.skipped,
         }
         self._records.append(record)
+        add_counts(self._counts, loop.policy)
         context.record("block", record)
         left = blocks - self._block - 1
         text = (
