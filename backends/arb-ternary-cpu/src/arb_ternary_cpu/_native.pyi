@@ -1,3 +1,5 @@
+from typing import overload
+
 def usable_isas() -> list[str]: ...
 def isa_index(name: str) -> int: ...
 
@@ -278,3 +280,88 @@ def list_flips(
     threads: int, before: int, after: int, strips: int, columns: int, first: int, places: int, directions: int, /
 ) -> None: ...
 def apply_flips(packed: int, rows: int, columns: int, places: int, directions: int, count: int, /) -> int: ...
+
+# --- a step of decoding -----------------------------------------------------------------------------------------------
+
+most_sequences: int
+
+class Norm:
+    """An RMSNorm, or none at all; its gain as floats (address 0: 1) or as a ternary row."""
+
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(self, eps: float, gain: int, dtype: int, /) -> None: ...
+    @overload
+    def __init__(
+        self, eps: float, packed: int, exponent: int, columns: int, groups: int, group_size: int, /
+    ) -> None: ...
+
+class Projection:
+    """A ternary weight and the address of its factor, 0 for 1; or none at all."""
+
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(
+        self, packed: int, exponent: int, rows: int, columns: int, groups: int, group_size: int, factor: int, /
+    ) -> None: ...
+
+class DecodeLayer:
+    """One block."""
+
+    attention_norm: Norm
+    query_norm: Norm
+    key_norm: Norm
+    output_norm: Norm
+    feed_norm: Norm
+    hidden_norm: Norm
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    gate: Projection
+    up: Projection
+    down: Projection
+    residual_scale: float
+
+    def __init__(self) -> None: ...
+
+class DecodePlan:
+    """A decoder; the tensors whose addresses it holds belong to who made it."""
+
+    final_norm: Norm
+    head: Projection
+    logit_scale: float
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        key_heads: int,
+        features: int,
+        hidden: int,
+        vocabulary: int,
+        activation: int,
+        speeds: list[float],
+        /,
+    ) -> None: ...
+    def set_embedding(self, rows: int, dtype: int, /) -> None: ...
+    def set_ternary_embedding(self, table: Projection, /) -> None: ...
+    def add_layer(self, layer: DecodeLayer, /) -> None: ...
+    def step(
+        self,
+        isa: int,
+        threads: int,
+        batch: int,
+        ids: int,
+        position: float,
+        cache: int,
+        cache_dtype: int,
+        capacity: int,
+        slot: int,
+        past: int,
+        out: int,
+        dtype: int,
+        /,
+    ) -> bool: ...

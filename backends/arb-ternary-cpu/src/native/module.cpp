@@ -9,6 +9,7 @@
 namespace nb = nanobind;
 
 void bind_convolution(nb::module_& m);
+void bind_decode(nb::module_& m);
 void bind_probes(nb::module_& m);
 void bind_products(nb::module_& m);
 void bind_votes(nb::module_& m);
@@ -30,6 +31,7 @@ NB_MODULE(_native, m) {
     return -1;
   });
   bind_convolution(m);
+  bind_decode(m);
   bind_probes(m);
   bind_products(m);
   bind_votes(m);

@@ -170,6 +170,12 @@ inline F addf(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.
 inline F mulf(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F divf(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline float reduce_sum(F x) {
+  const __m256 eight = _mm256_add_ps(x.a, x.b);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 inline F floorf16(F x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
 inline F clampf(F x, F low, F high) {
   return {_mm256_min_ps(high.a, _mm256_max_ps(low.a, x.a)), _mm256_min_ps(high.b, _mm256_max_ps(low.b, x.b))};

@@ -124,6 +124,7 @@ inline F addf(F a, F b) { return _mm512_add_ps(a, b); }
 inline F mulf(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F divf(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline float reduce_sum(F a) { return _mm512_reduce_add_ps(a); }
 inline F floorf16(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 // A NaN in `a` is passed on.
 inline F clampf(F a, F low, F high) { return _mm512_min_ps(high, _mm512_max_ps(low, a)); }

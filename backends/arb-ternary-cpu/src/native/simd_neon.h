@@ -200,6 +200,11 @@ inline F divf(F a, F b) {
 inline F fma(F a, F b, F c) {
   return quartersf([&](int i) { return vfmaq_f32(c.q[i], a.q[i], b.q[i]); });
 }
+inline float reduce_sum(F a) {
+  const float32x4_t four = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(vpadd_f32(two, two), 0);
+}
 inline F floorf16(F a) {
   return quartersf([&](int i) { return vrndmq_f32(a.q[i]); });
 }

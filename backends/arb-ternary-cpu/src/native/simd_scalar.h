@@ -228,6 +228,13 @@ inline F divf(F a, F b) {
 inline F fma(F a, F b, F c) {
   return lanesf([&](int i) { return a.f[i] * b.f[i] + c.f[i]; });  // two roundings: a library call would be far slower
 }
+// In halves, as registers are folded.
+inline float reduce_sum(F a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a.f[i] += a.f[i + width];
+  }
+  return a.f[0];
+}
 inline F floorf16(F a) {
   return lanesf([&](int i) { return std::floor(a.f[i]); });
 }

@@ -48,7 +48,7 @@ SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
 #: Kernels of convolutions. Core calls none of them: see ``arb_ternary_vision.convolution_ops``.
 CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
 #: Kernels for the blocks of a transformer. Core calls none of them: see ``arb_ternary_text.models.fused``.
-BLOCK_OPS: Final[tuple[str, ...]] = ()
+BLOCK_OPS: Final[tuple[str, ...]] = ("decode_step",)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"

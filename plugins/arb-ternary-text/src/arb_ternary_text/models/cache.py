@@ -45,10 +45,19 @@ class LayerCache:
 
         What is stored is detached: no gradient reaches an earlier pass.
         """
-        if self.keys_BHTC is None or self.values_BHTC is None or self.keys_BHTC.size(2) < self.capacity:
-            self.keys_BHTC = self._grown(self.keys_BHTC, keys_BHSC, span.slot)
-            self.values_BHTC = self._grown(self.values_BHTC, values_BHSC, span.slot)
-        return _written(self.keys_BHTC, keys_BHSC, span), _written(self.values_BHTC, values_BHSC, span)
+        stored_keys, stored_values = self.room_for(keys_BHSC, values_BHSC, span)
+        return _written(stored_keys, keys_BHSC, span), _written(stored_values, values_BHSC, span)
+
+    def room_for(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """All slots of keys and values, ``[B, H, capacity, C]``, enlarged where the new ones would not fit.
+
+        Of the new ones only dtype, device and ``B, H, C`` count.
+        """
+        keys, values = self.keys_BHTC, self.values_BHTC
+        if keys is None or values is None or keys.size(2) < self.capacity:
+            self.keys_BHTC = keys = self._grown(keys, keys_BHSC, span.slot)
+            self.values_BHTC = values = self._grown(values, values_BHSC, span.slot)
+        return keys, values
 
     def compact(self, span: Span) -> None:
         """Move the ``past`` positions before ``slot`` to the front."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from arb_ternary.errors import UsageProblem
@@ -16,6 +17,7 @@ from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.native_decode import decode_token
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
 from arb_ternary_text.models.transformer import Transformer
 
@@ -65,6 +67,10 @@ class Decoder(Transformer):
         Raises:
             UsageProblem: the sequence exceeds the context, or the cache does not fit the batch.
         """
+        if type(self) is Decoder and cache is not None and tokens_BS.size(1) == 1 and not torch.is_grad_enabled():
+            logits_B1V = decode_token(self, tokens_BS, cache)
+            if logits_B1V is not None:
+                return logits_B1V
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
         return self.logits(self._run(self.embed(tokens_BS), self.blocks, streamed))
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["rotary_angles", "rotate"]
+__all__ = ["rotary_angles", "rotary_speeds", "rotate"]
 
 
 def rotary_angles(
@@ -41,12 +41,18 @@ def rotary_angles(
     """
     exact = torch.float32 if device.type == "mps" else torch.float64
     position_S = torch.arange(start, start + length, dtype=exact, device=device)
-    plane_P = torch.arange(0, head_dim, 2, dtype=exact, device=device)
-    speed_P = base ** (-plane_P / head_dim)
-    if factors is not None:
-        speed_P = speed_P / torch.tensor(factors, dtype=exact, device=device)
+    speed_P = rotary_speeds(head_dim, base, factors, dtype=exact, device=device)
     angle_SP = (position_S if scaling == 1.0 else position_S / scaling)[:, None] * speed_P
     return angle_SP.cos().to(dtype), angle_SP.sin().to(dtype)
+
+
+def rotary_speeds(
+    head_dim: int, base: float, factors: Sequence[float] | None, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Angle of each plane from one position to the next, ``base**(-2 p / C) / factors[p]``: ``[P]``."""
+    plane_P = torch.arange(0, head_dim, 2, dtype=dtype, device=device)
+    speed_P = base ** (-plane_P / head_dim)
+    return speed_P if factors is None else speed_P / torch.tensor(factors, dtype=dtype, device=device)
 
 
 def rotate(x_BHSC: Tensor, cos_SP: Tensor, sin_SP: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+// One token through a plain decoder: what it is made of, and the loops that are not products.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "product_driver.h"
+#include "products.h"
+
+namespace arb {
+
+// Sequences that a step takes at most.
+constexpr int64_t kMostSequences = 16;
+
+// What the gain of a norm is: nothing, a row of floats, or a ternary weight of one row.
+struct Norm {
+  bool present = false;
+  float eps = 0.0f;
+  const void* gain = nullptr;
+  Dtype gain_dtype = Dtype::float32;
+  bool ternary = false;
+  Weight row = {};
+};
+
+// A ternary linear; `factor` multiplies its results, null for 1.
+struct Projection {
+  Weight weight = {};
+  const float* factor = nullptr;
+
+  bool present() const { return weight.packed != nullptr; }
+};
+
+enum class Activation : int { relu2 = 0, swiglu = 1, reglu2 = 2 };
+
+struct DecodeLayer {
+  Norm attention_norm, query_norm, key_norm, output_norm, feed_norm, hidden_norm;
+  Projection query, key, value, output, gate, up, down;
+  float residual_scale = 1.0f;
+};
+
+// A decoder whose weights belong to someone else. Sizes: D width, H query heads, G key heads, C features of a head,
+// F hidden features, V ids.
+struct DecodePlan {
+  int64_t width = 0, heads = 0, key_heads = 0, features = 0, hidden = 0, vocabulary = 0;
+  Activation activation = Activation::relu2;
+  Weight ternary_embedding = {};  // packed is null where the embedding is float
+  const void* float_embedding = nullptr;
+  Dtype embedding_dtype = Dtype::float32;
+  Norm final_norm;
+  Projection head;  // not present: the result is what the final norm gives
+  float logit_scale = 1.0f;
+  std::vector<double> speeds;  // radians a position, [C / 2]
+  std::vector<DecodeLayer> layers;
+
+  // Multiply-accumulates of a token.
+  double work() const;
+};
+
+// Keys and values of the sequences, [layer][2] addresses of [B, G, capacity, C]. The new position goes to `slot`, and
+// sees `past` positions before it.
+struct DecodeCache {
+  const int64_t* addresses;
+  Dtype dtype;
+  int64_t capacity, slot, past;
+};
+
+// The logits [B, V], or normalised rows [B, D], of the tokens `ids` at `position`. False where an id is outside the
+// embedding, or exponents spread too far for sums of 32 bits: then the result is undefined, and of the cache only the
+// new position was written.
+bool decode_step(int isa, int threads, const DecodePlan& plan, int64_t batch, const int64_t* ids, double position,
+                 const DecodeCache& cache, void* out, Dtype dtype);
+
+// The loops of a step; they read and write beyond no stated count.
+struct DecodeKernels {
+  // out = x / sqrt(mean(x^2) + eps) * gain; `gain` may be null, `out` may be x.
+  void (*norm_row)(const float* x, int64_t count, float eps, const float* gain, float* out);
+  void (*to_floats)(const void* x, Dtype dtype, int64_t count, float* out);
+  void (*from_floats)(const float* x, int64_t count, void* out, Dtype dtype);
+  // Turns planes, spanned by elements p and p + planes, by their angles.
+  void (*rotate)(float* x, const float* cos, const float* sin, int64_t planes);
+  // Softmax attention of one query over `past` positions, rows of `features` one after another, and one more. Scores
+  // are multiplied by `scale`; `scores` has room for past + 1 floats rounded up to 16.
+  void (*attend)(const float* query, const void* keys, const void* values, const void* last_key,
+                 const void* last_value, Dtype dtype, int64_t past, int64_t features, float scale, float* scores,
+                 float* out);
+  // up[i] = act(gate, up); relu2 takes no gate.
+  void (*activate)(Activation activation, const float* gate, float* up, int64_t count);
+};
+
+const DecodeKernels& decode_scalar();
+const DecodeKernels& decode_avx2();
+const DecodeKernels& decode_avx512vnni();
+const DecodeKernels& decode_neon();
+
+// The table of an instruction set, by its index; the scalar one where it was not compiled.
+const DecodeKernels& decode_kernels(int isa);
+
+}  // namespace arb

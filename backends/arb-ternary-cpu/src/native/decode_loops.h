@@ -1,0 +1,200 @@
+// The loops of DecodeKernels, written in the sixteen lanes of a simd_<isa>.h. Included by one translation unit for each
+// instruction set, after that header, and as careful with linkage as products_loops.h.
+#pragma once
+
+#include "decode.h"
+#include "loops_common.h"
+
+namespace arb {
+namespace {
+
+constexpr float kLargestFloat = 0x1.fffffep127f;
+
+// e^x within 2 units in the last place (the polynomial of Cephes), of what is clamped to numbers whose result is
+// normal; NaN stays NaN.
+inline F exponential(F x) {
+  x = clampf(x, splatf(-87.0f), splatf(88.0f));
+  const F n = floorf16(fma(x, splatf(1.44269504088896341f), splatf(0.5f)));
+  F r = fma(n, splatf(-0.693359375f), x);
+  r = fma(n, splatf(2.12194440e-4f), r);
+  F p = splatf(1.9875691500e-4f);
+  p = fma(p, r, splatf(1.3981999507e-3f));
+  p = fma(p, r, splatf(8.3334519073e-3f));
+  p = fma(p, r, splatf(4.1665795894e-2f));
+  p = fma(p, r, splatf(1.6666665459e-1f));
+  p = fma(p, r, splatf(5.0000001201e-1f));
+  p = addf(fma(p, mulf(r, r), r), splatf(1.0f));
+  return mulf(p, power_of_two(to_int(n)));
+}
+
+inline F load_some(const float* x, int64_t count) { return load_floats(x, Dtype::float32, count); }
+inline void store_some(float* x, F f, int64_t count) { store_floats(x, Dtype::float32, f, count); }
+
+void norm_row(const float* x, int64_t count, float eps, const float* gain, float* out) {
+  F squares[4] = {splatf(0.0f), splatf(0.0f), splatf(0.0f), splatf(0.0f)};
+  int64_t k = 0;
+  for (; k + 64 <= count; k += 64) {
+    unroll<4>(ARB_UNROLLED(i) {
+      const F f = loadf(x + k + 16 * i.value);
+      squares[i.value] = fma(f, f, squares[i.value]);
+    });
+  }
+  for (; k < count; k += 16) {
+    const F f = load_some(x + k, count - k);
+    squares[0] = fma(f, f, squares[0]);
+  }
+  const float sum = reduce_sum(addf(addf(squares[0], squares[1]), addf(squares[2], squares[3])));
+  const F factor = splatf(1.0f / __builtin_sqrtf(sum / static_cast<float>(count) + eps));
+  for (k = 0; k < count; k += 16) {
+    F y = mulf(load_some(x + k, count - k), factor);
+    if (gain != nullptr) y = mulf(y, load_some(gain + k, count - k));
+    store_some(out + k, y, count - k);
+  }
+}
+
+void to_floats(const void* x, Dtype dtype, int64_t count, float* out) {
+  for (int64_t k = 0; k < count; k += 16) {
+    store_some(out + k, load_floats(element(x, dtype, k), dtype, count - k), count - k);
+  }
+}
+
+void from_floats(const float* x, int64_t count, void* out, Dtype dtype) {
+  for (int64_t k = 0; k < count; k += 16) {
+    store_floats(element(out, dtype, k), dtype, load_some(x + k, count - k), count - k);
+  }
+}
+
+void rotate(float* x, const float* cos, const float* sin, int64_t planes) {
+  for (int64_t p = 0; p < planes; p += 16) {
+    const int64_t count = planes - p;
+    const F c = load_some(cos + p, count), s = load_some(sin + p, count);
+    const F first = load_some(x + p, count), second = load_some(x + planes + p, count);
+    const F minus = mulf(s, splatf(-1.0f));
+    store_some(x + p, addf(mulf(first, c), mulf(second, minus)), count);
+    store_some(x + planes + p, addf(mulf(second, c), mulf(first, s)), count);
+  }
+}
+
+// Dot products of a query with R rows, `features` apart.
+template <Dtype D, int R>
+inline void score_rows(const float* query, const void* keys, int64_t features, float scale, float* scores) {
+  F sums[R];
+  unroll<R>(ARB_UNROLLED(r) { sums[r.value] = splatf(0.0f); });
+  const int64_t whole = features / 16 * 16;
+  for (int64_t c = 0; c < whole; c += 16) {
+    const F q = loadf(query + c);
+    unroll<R>(ARB_UNROLLED(r) {
+      sums[r.value] = fma(q, load_full(element(keys, D, r.value * features + c), D), sums[r.value]);
+    });
+  }
+  if (whole < features) {
+    const int64_t left = features - whole;
+    const F q = load_some(query + whole, left);
+    unroll<R>(ARB_UNROLLED(r) {
+      sums[r.value] = fma(q, load_floats(element(keys, D, r.value * features + whole), D, left), sums[r.value]);
+    });
+  }
+  unroll<R>(ARB_UNROLLED(r) { scores[r.value] = reduce_sum(sums[r.value]) * scale; });
+}
+
+// out[0 .. 16 S) += sum over rows, `stride` apart, of weight[row] * row.
+template <Dtype D, int S>
+inline void weigh_rows(const float* weights, const void* values, int64_t rows, int64_t stride, float* out) {
+  F sums[S];
+  unroll<S>(ARB_UNROLLED(s) { sums[s.value] = loadf(out + 16 * s.value); });
+  for (int64_t t = 0; t < rows; ++t) {
+    const F w = splatf(weights[t]);
+    unroll<S>(ARB_UNROLLED(s) {
+      sums[s.value] = fma(w, load_full(element(values, D, t * stride + 16 * s.value), D), sums[s.value]);
+    });
+  }
+  unroll<S>(ARB_UNROLLED(s) { storef(out + 16 * s.value, sums[s.value]); });
+}
+
+template <Dtype D>
+inline void add_values(const float* weights, const void* values, int64_t rows, int64_t features, float* out) {
+  int64_t c = 0;
+  for (; c + 128 <= features; c += 128) weigh_rows<D, 8>(weights, element(values, D, c), rows, features, out + c);
+  for (; c + 64 <= features; c += 64) weigh_rows<D, 4>(weights, element(values, D, c), rows, features, out + c);
+  for (; c + 16 <= features; c += 16) weigh_rows<D, 1>(weights, element(values, D, c), rows, features, out + c);
+  if (c < features) {
+    const int64_t left = features - c;
+    F sum = load_some(out + c, left);
+    for (int64_t t = 0; t < rows; ++t) {
+      sum = fma(splatf(weights[t]), load_floats(element(values, D, t * features + c), D, left), sum);
+    }
+    store_some(out + c, sum, left);
+  }
+}
+
+template <Dtype D>
+inline void attend_of(const float* query, const void* keys, const void* values, const void* last_key,
+                      const void* last_value, int64_t past, int64_t features, float scale, float* scores, float* out) {
+  int64_t t = 0;
+  for (; t + 4 <= past; t += 4) {
+    score_rows<D, 4>(query, element(keys, D, t * features), features, scale, scores + t);
+  }
+  for (; t < past; ++t) score_rows<D, 1>(query, element(keys, D, t * features), features, scale, scores + t);
+  score_rows<D, 1>(query, last_key, features, scale, scores + past);
+
+  // Lanes beyond the last get a weight that no sum of at least 1 notices.
+  const int64_t total = past + 1, padded = (total + 15) / 16 * 16;
+  for (t = total; t < padded; ++t) scores[t] = -kLargestFloat;
+  const F most = splatf(kLargestFloat);
+  F largest = splatf(-kLargestFloat);
+  for (t = 0; t < padded; t += 16) largest = clampf(loadf(scores + t), largest, most);
+  alignas(64) float lane[16];
+  storef(lane, largest);
+  for (int i = 1; i < 16; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+  const F shift = splatf(-lane[0]);
+  F sums = splatf(0.0f);
+  for (t = 0; t < padded; t += 16) {
+    const F weight = exponential(addf(loadf(scores + t), shift));
+    sums = addf(sums, weight);
+    storef(scores + t, weight);
+  }
+  for (int64_t c = 0; c < features; ++c) out[c] = 0.0f;
+  add_values<D>(scores, values, past, features, out);
+  add_values<D>(scores + past, last_value, 1, features, out);
+  const F inverse = splatf(1.0f / reduce_sum(sums));
+  for (int64_t c = 0; c < features; c += 16) {
+    store_some(out + c, mulf(load_some(out + c, features - c), inverse), features - c);
+  }
+}
+
+void attend(const float* query, const void* keys, const void* values, const void* last_key, const void* last_value,
+            Dtype dtype, int64_t past, int64_t features, float scale, float* scores, float* out) {
+  if (dtype == Dtype::bfloat16) {
+    attend_of<Dtype::bfloat16>(query, keys, values, last_key, last_value, past, features, scale, scores, out);
+  } else {
+    attend_of<Dtype::float32>(query, keys, values, last_key, last_value, past, features, scale, scores, out);
+  }
+}
+
+inline F relu_squared(F x) {
+  const F positive = clampf(x, splatf(0.0f), splatf(__builtin_inff()));
+  return mulf(positive, positive);
+}
+
+void activate(Activation activation, const float* gate, float* up, int64_t count) {
+  for (int64_t k = 0; k < count; k += 16) {
+    F y = load_some(up + k, count - k);
+    if (activation == Activation::relu2) {
+      y = relu_squared(y);
+    } else {
+      const F g = load_some(gate + k, count - k);
+      if (activation == Activation::reglu2) {
+        y = mulf(relu_squared(g), y);
+      } else {
+        const F below = addf(splatf(1.0f), exponential(mulf(g, splatf(-1.0f))));
+        y = mulf(divf(g, below), y);
+      }
+    }
+    store_some(up + k, y, count - k);
+  }
+}
+
+constexpr DecodeKernels kDecode = {norm_row, to_floats, from_floats, rotate, attend, activate};
+
+}  // namespace
+}  // namespace arb
