@@ -59,26 +59,36 @@ struct TileRule {
   int32_t noise_start = 0;   // least noise in 2**-24
   int32_t bound[32] = {};    // by shift to the right: min((limit << shift) >> 8, 2**31 - 1)
   bool wide_shifts = false;  // row plus column shifts may leave 32 bits
-  int32_t least_shift = 0;   // of the tile's columns
+  int32_t least_shift = 0;   // of all columns
   int32_t most_shift = 0;
   bool small_sizes = false;  // of an int32 gradient: |g| of kTileColumns / 8 columns sum to less than 2**32
 };
 
-// Shifts to the right up to which (g + noise) >> shift, g clipped, needs no more than 32 bits for any limit.
-constexpr int32_t kMostPlainShift = 24;
+// Shifts to the right up to which g + noise, g clipped, needs no more than 32 bits for any limit.
+constexpr int32_t kMostPlannedShift = 24;
+
+// What shifts by up to kMostPlannedShift bits to the right make of the columns of a tile, for rows of one shift: noise is
+// taken of hashes by `mask` and added to what is held between `low` and `high`, before the shift.
+struct ShiftPlan {
+  alignas(64) int32_t right[kTileColumns];
+  alignas(64) int32_t high[kTileColumns];
+  alignas(64) int32_t low[kTileColumns];
+  alignas(64) int32_t mask[kTileColumns];
+};
 
 // And about one row.
 struct RowRule {
   float factor = 0.0f;
   int32_t shift = 0;
+  const ShiftPlan* plan = nullptr;  // where there is one, small_sizes holds
   uint32_t hash = 0;  // of the row's first column in the tile, see HashStream
 };
 
-// Whether all columns of a row are shifted to the right, by kMostPlainShift at most.
-static inline bool has_plain_shifts(const TileRule& tile, const RowRule& row) {
-  if (tile.wide_shifts) return false;
-  const int32_t shift = row.shift - tile.power;
-  return shift + tile.least_shift >= 0 && shift + tile.most_shift <= kMostPlainShift;
+// Whether a plan holds for a row of this shift.
+static inline bool can_plan(const TileRule& tile, int32_t row_shift) {
+  if (tile.wide_shifts || !tile.small_sizes) return false;
+  const int32_t shift = row_shift - tile.power;
+  return shift + tile.least_shift >= 0 && shift + tile.most_shift <= kMostPlannedShift;
 }
 
 // Sums over the columns of a row; those of integers are exact.
@@ -142,14 +152,21 @@ struct VoteKernels {
   void (*sum_panel)(const int8_t* panel, int64_t steps, int32_t sums[kPanelRows]);
   // Bytes of a step of a panel of an int8 gradient: 24, or 48 where the multiplication is one of 16-bit pairs.
   int64_t panel_step;
+  // Shifts of a tile's columns for rows of a shift, see can_plan().
+  void (*plan)(const TileRule& tile, int32_t row_shift, ShiftPlan& plan);
   // Votes v of one row of a tile, `columns` of it (a multiple of 64), and its sums. NaN is replaced in the sums only.
   void (*vote[kGradientTypes])(const void* g, int64_t columns, const TileRule& tile, const RowRule& row, int8_t* v,
                                RowSums& row_sums, const ColumnSums& column_sums);
-  // votes = clip(votes - v), `columns` of them; then, unless score is null, sums of v * T of every 32 columns.
-  void (*cast)(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score);
+  // votes = clip(votes - v), `columns` of them; then, unless score is null, sums of v * T of every 32 columns are added
+  // to the scores of their groups: score[i >> group_shift] for the i-th such run.
+  void (*cast)(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score,
+               int group_shift);
   // Flips, leak and decay of `columns` votes of a row; `hash` is that of the first, see HashStream. Returns the trits
   // that moved.
   int64_t (*flip)(int8_t* votes, int64_t columns, uint8_t* codes, const FlipRule& rule, uint32_t hash);
+  // Votes of `count` groups: votes = clip(votes - ((score + noise) >> shift), -127, 127), the noise being the low bits of
+  // the hashes that begin with `hash`.
+  void (*settle)(const int32_t* score, int64_t count, uint32_t hash, int shift, int8_t* votes);
   // Moves `count` exponents; `origin` advances by `origin_stride` of 0 or 1. Returns how many moved.
   int64_t (*move_exponents)(int8_t* exponent, int8_t* votes, const int8_t* origin, int64_t origin_stride, int64_t count,
                             const ExponentRule& rule);

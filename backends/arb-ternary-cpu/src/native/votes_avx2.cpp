@@ -70,9 +70,11 @@ const VoteKernels& vote_kernels_avx2() {
                                           interleave_ymm,
                                           sum_panel,
                                           kPairStep,
+                                          plan_shifts,
                                           {vote_float_ymm, vote_int32_ymm, vote_int64_plain},
                                           cast_ymm,
                                           flip_ymm,
+                                          settle_plain,
                                           move_exponents_plain};
   return kernels;
 }

@@ -100,9 +100,11 @@ const VoteKernels& vote_kernels_avx512vnni() {
                                           interleave,
                                           sum_panel,
                                           4 * kPanelRows,
+                                          plan_shifts,
                                           {vote_float_512, vote_int32_512, vote_int64_plain},
                                           cast,
                                           flip_512,
+                                          settle_plain,
                                           move_exponents_plain};
   return kernels;
 }

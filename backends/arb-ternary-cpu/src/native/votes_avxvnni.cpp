@@ -41,9 +41,11 @@ const VoteKernels& vote_kernels_avxvnni() {
                                           interleave_ymm,
                                           sum_panel_plain,
                                           4 * kPanelRows,
+                                          plan_shifts,
                                           {vote_float_ymm, vote_int32_ymm, vote_int64_plain},
                                           cast_ymm,
                                           flip_ymm,
+                                          settle_plain,
                                           move_exponents_plain};
   return kernels;
 }

@@ -16,6 +16,9 @@ constexpr int64_t kMostTasks = 64;
 constexpr int64_t kExactTokens = (int64_t{1} << 31) / (128 * 128) - 4 * kTileSteps;
 static_assert(kExactTokens / 4 % kTileSteps == 0, "their steps fill whole blocks");
 
+// Rows whose votes and codes are fetched before they are cast.
+constexpr int64_t kRowsAhead = 6;
+
 // One task's part of the gradient: some row tiles, all columns. `memory` is the worker's, of `bytes()`.
 class Product {
  public:
@@ -41,13 +44,15 @@ class Product {
     for (int64_t start = 0; start < state_.columns; start += kTileColumns) {
       caster_.begin(tile_, task, start);
       for (int64_t t = first_tile; t < last_tile; ++t) {
-        const int64_t rows = std::min(kTileRows, state_.rows - t * kTileRows);
-        // Long enough before they are needed: the product comes first.
-        for (int64_t r = 0; r < rows; ++r) caster_.prefetch(tile_, t * kTileRows + r, r == 0);
+        const int64_t rows = rows_of(t);
+        // Of the first rows the product comes before they are needed. The processor has few requests under way at a time
+        // and would wait where there are more.
+        for (int64_t r = 0; r < std::min(rows, kRowsAhead); ++r) caster_.prefetch(start, t * kTileRows + r, r == 0);
         const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
         const int64_t row_bytes = kTilePitch * (wide() ? 8 : 4);
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t n = t * kTileRows + r;
+          if (r + kRowsAhead < rows) caster_.prefetch(start, n + kRowsAhead, false);
           caster_.cast(tile_, n, n, static_cast<const char*>(g) + r * row_bytes);
         }
       }
@@ -59,6 +64,8 @@ class Product {
 
  private:
   static constexpr int64_t kTileBytes = (static_cast<int64_t>(sizeof(Caster::Tile)) + 63) / 64 * 64;
+
+  int64_t rows_of(int64_t t) const { return std::min(kTileRows, state_.rows - t * kTileRows); }
 
   // Whether a product may need more than 32 bits.
   bool wide() const { return operands_.integer() && 4 * operands_.steps() > kExactTokens; }

@@ -86,9 +86,11 @@ const VoteKernels& vote_kernels_neon() {
                                           interleave,
                                           sum_panel_plain,
                                           4 * kPanelRows,
+                                          plan_shifts,
                                           {vote_float, vote_int32_plain, vote_int64_plain},
                                           cast_plain,
                                           flip_plain,
+                                          settle_plain,
                                           move_exponents_plain};
   return kernels;
 }

@@ -133,6 +133,19 @@ inline void vote_by_factors(const float* g, int64_t columns, const TileRule& til
   }
 }
 
+inline void plan_shifts(const TileRule& tile, int32_t row_shift, ShiftPlan& plan) {
+  for (int64_t c = 0; c < kTileColumns; ++c) {
+    // Those beyond the weight's columns have shifts of 0, which may lead anywhere.
+    const int32_t right = clip(row_shift + tile.column_shift[c] - tile.power, 0, kMostPlannedShift);
+    const int32_t up = right > 8 ? right - 8 : 0, down = right > 8 ? 0 : 8 - right;
+    const int32_t high = (tile.limit << up) >> down;
+    plan.right[c] = right;
+    plan.high[c] = high;
+    plan.low[c] = -high;
+    plan.mask[c] = (1 << right) - 1;
+  }
+}
+
 // The stochastic shift of one integer, in 64 bits.
 inline int8_t shifted_vote(int64_t g, int64_t shift, int64_t limit, uint32_t hash) {
   if (shift >= 0) {
@@ -233,7 +246,7 @@ inline void close_codes(const uint8_t* from, int64_t columns, uint8_t* codes) {
 }
 
 inline void cast_plain(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes,
-                       int32_t* score) {
+                       int32_t* score, int group_shift) {
   for (int64_t c = 0; c < columns; ++c) {
     votes[c] = static_cast<int8_t>(clip<int32_t>(votes[c] - v[c], range.low, range.high));
   }
@@ -244,7 +257,7 @@ inline void cast_plain(const int8_t* v, int64_t columns, VoteRange range, int8_t
     for (int64_t run = start; run < start + 2 * kRun && run < columns; run += kRun) {
       int32_t sum = 0;
       for (int64_t i = 0; i < kRun; ++i) sum += v[run + i] * (t[run - start + i] - 1);
-      score[run / kRun] = sum;
+      score[(run / kRun) >> group_shift] += sum;
     }
   }
 }
@@ -297,6 +310,17 @@ inline int64_t flip_plain(int8_t* votes, int64_t columns, uint8_t* codes, const 
 }
 
 // --- exponents ---------------------------------------------------------------
+
+inline void settle_plain(const int32_t* score, int64_t count, uint32_t hash, int shift, int8_t* votes) {
+  const uint32_t mask = (1u << shift) - 1;
+  for (int64_t j = 0; j < count; ++j) {
+    const uint32_t noise = hash_finish(hash + static_cast<uint32_t>(j) * kHashStep) & mask;
+    // Both parts on their own: the sum may need a 33rd bit. What exceeds the range is clipped before it is taken off.
+    const uint32_t low = ((static_cast<uint32_t>(score[j]) & mask) + noise) >> shift;
+    const int32_t moved = clip<int32_t>((score[j] >> shift) + static_cast<int32_t>(low), -256, 256);
+    votes[j] = static_cast<int8_t>(clip<int32_t>(votes[j] - moved, -127, 127));
+  }
+}
 
 template <bool same_origin>
 inline int64_t move_exponents_from(int8_t* exponent, int8_t* votes, const int8_t* origin, int64_t count,

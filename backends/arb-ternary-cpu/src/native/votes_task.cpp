@@ -32,6 +32,13 @@ bool is_wide(const int32_t* shifts, int64_t count) {
   return false;
 }
 
+int group_shift_of(int64_t group_size) {
+  for (int shift = 0; kRun << shift <= kTileColumns; ++shift) {
+    if (group_size == kRun << shift) return shift;
+  }
+  return -1;
+}
+
 CodeRow codes_of(const CastState& state, int64_t n, int64_t column) {
   return state.packed + code_offset(state.columns, n, column);
 }
@@ -53,18 +60,16 @@ Caster::Caster(const CastState& state, const VoteKernels& kernels, GradientType 
       flush_every_(rows_between_flushes(largest)),
       range_(range_of(state)),
       scores_(state.exponent_votes != nullptr || state.correlation != nullptr),
-      settles_early_(state.group_size % kRun == 0 && kTileColumns % state.group_size == 0),
+      group_shift_(group_shift_of(state.group_size)),
       vote_noise_(state.words.use(kUseVoteRounding)),
       exponent_noise_(state.words.use(kUseExponentRounding)),
       column_scale_(state.padded_columns() * 4),
       column_squares_(tasks * state.padded_columns() * 4),
       column_sizes_(state.rule == VoteRule::sign ? 0 : tasks * state.padded_columns() * 8),
       row_totals_(slots * static_cast<int64_t>(sizeof(RowTotals))),
-      row_scores_(scores_ && !settles_early_ ? slots * state.groups() * 4 : 0) {
+      row_scores_(scores_ ? slots * state.groups() * 4 : 0) {
   std::memset(row_totals_.as<void>(), 0, static_cast<size_t>(slots) * sizeof(RowTotals));
-  if (scores_ && !settles_early_) {
-    std::memset(row_scores_.as<void>(), 0, static_cast<size_t>(slots * state.groups() * 4));
-  }
+  if (scores_) std::memset(row_scores_.as<void>(), 0, static_cast<size_t>(slots * state.groups() * 4));
   rule_.rule = state.rule;
   rule_.limit = state.limit;
   rule_.noise_shift = 8 + state.noise_shift;
@@ -86,6 +91,9 @@ Caster::Caster(const CastState& state, const VoteKernels& kernels, GradientType 
   std::fill(padded + state.columns, padded + state.padded_columns(), 0);
   if (state.rule == VoteRule::shifts) {
     rule_.wide_shifts = is_wide(static_cast<const int32_t*>(state.vote_scale), state.rows + state.columns);
+    const auto ends = std::minmax_element(column, column + state.columns);
+    rule_.least_shift = *ends.first;
+    rule_.most_shift = *ends.second;
   }
 }
 
@@ -96,31 +104,43 @@ void Caster::begin(Tile& tile, int64_t task, int64_t start) const {
   tile.rule = rule_;
   tile.rule.column_factor = column_scale_.as<float>() + start;
   tile.rule.column_shift = column_scale_.as<int32_t>() + start;
-  if (state_.rule == VoteRule::shifts) {
-    const auto ends = std::minmax_element(tile.rule.column_shift, tile.rule.column_shift + tile.columns);
-    tile.rule.least_shift = *ends.first;
-    tile.rule.most_shift = *ends.second;
-  }
+  tile.squares = column_squares_.as<float>() + task * state_.padded_columns() + start;
   tile.pending = 0;
-  std::memset(tile.squares, 0, sizeof tile.squares);
-  std::memset(tile.sizes, 0, sizeof tile.sizes);
-  std::memset(tile.totals, 0, sizeof tile.totals);
+  tile.flushed = false;
+  std::fill(tile.planned, tile.planned + kPlans, false);
+  std::memset(tile.squares, 0, kTileColumns * sizeof *tile.squares);
+  std::memset(tile.sizes, 0, kTileColumns * (type_ == GradientType::int64 ? 8 : 4));
 }
 
-void Caster::prefetch(const Tile& tile, int64_t n, bool codes) const {
+void Caster::prefetch(int64_t start, int64_t n, bool codes) const {
+  const int64_t columns = std::min(kTileColumns, state_.columns - start);
   const uint8_t* row = state_.votes + n * vote_row_bytes(state_.columns, state_.bits);
-  const int64_t first = tile.start * state_.bits / 8, last = (tile.start + tile.columns) * state_.bits / 8;
+  const int64_t first = start * state_.bits / 8, last = (start + columns) * state_.bits / 8;
   for (int64_t byte = first; byte < last; byte += 64) __builtin_prefetch(row + byte, 1);
   if (!scores_ || (!codes && n % kBlock != 0)) return;
-  const uint8_t* from = codes_of(state_, n, tile.start);
-  for (int64_t byte = 0; byte < tile.columns * 4; byte += 64) __builtin_prefetch(from + byte);
+  const uint8_t* from = codes_of(state_, n, start);
+  for (int64_t byte = 0; byte < columns * 4; byte += 64) __builtin_prefetch(from + byte);
 }
 
-void Caster::vote(const Tile& tile, int64_t n, const void* g, int8_t* v, RowSums& sums,
+const ShiftPlan* Caster::plan(Tile& tile, int32_t row_shift) const {
+  if (type_ != GradientType::int32 || !can_plan(tile.rule, row_shift)) return nullptr;
+  const uint32_t place = static_cast<uint32_t>(row_shift) % kPlans;
+  if (!tile.planned[place] || tile.planned_shift[place] != row_shift) {
+    kernels_.plan(tile.rule, row_shift, tile.plans[place]);
+    tile.planned[place] = true;
+    tile.planned_shift[place] = row_shift;
+  }
+  return tile.plans + place;
+}
+
+void Caster::vote(Tile& tile, int64_t n, const void* g, int8_t* v, RowSums& sums,
                   const ColumnSums& column) const {
   RowRule row;
   if (state_.rule == VoteRule::factors) row.factor = static_cast<const float*>(state_.vote_scale)[n];
-  if (state_.rule == VoteRule::shifts) row.shift = static_cast<const int32_t*>(state_.vote_scale)[n];
+  if (state_.rule == VoteRule::shifts) {
+    row.shift = static_cast<const int32_t*>(state_.vote_scale)[n];
+    row.plan = plan(tile, row.shift);
+  }
   const auto kernel = kernels_.vote[static_cast<int>(type_)];
   if (state_.rule == VoteRule::sign) {
     kernel(g, tile.whole_columns(), tile.rule, row, v, sums, column);
@@ -168,27 +188,23 @@ void Caster::cast(Tile& tile, int64_t slot, int64_t n, const void* g) const {
 void Caster::score(const Tile& tile, int64_t slot, int64_t n, const int8_t* v, int8_t* votes) const {
   const CodeRow codes = codes_of(state_, n, tile.start);
   if (!scores_) {
-    kernels_.cast(v, tile.columns, range_, votes, codes, nullptr);
+    kernels_.cast(v, tile.columns, range_, votes, codes, nullptr, 0);
     return;
   }
   const int64_t size = state_.group_size, groups = state_.groups();
-  const int64_t runs = ceil_div(tile.columns, kRun);
-  int32_t by_run[kTileColumns / kRun];
-  if (settles_early_) {
-    kernels_.cast(v, tile.columns, range_, votes, codes, by_run);
-    const int64_t runs_a_group = size / kRun;
-    int32_t by_group[kTileColumns / kRun] = {};
-    for (int64_t i = 0; i < runs; ++i) by_group[i / runs_a_group] += by_run[i];
-    settle(n, tile.start / size, ceil_div(runs, runs_a_group), by_group);
+  int32_t* scores = row_scores_.as<int32_t>() + slot * groups;
+  if (group_shift_ >= 0) {
+    kernels_.cast(v, tile.columns, range_, votes, codes, scores + tile.start / size, group_shift_);
     return;
   }
-  int32_t* scores = row_scores_.as<int32_t>() + slot * groups;
   if (size % kRun == 0 || groups == 1) {
-    kernels_.cast(v, tile.columns, range_, votes, codes, by_run);
+    int32_t by_run[kTileColumns / kRun] = {};
+    kernels_.cast(v, tile.columns, range_, votes, codes, by_run, 0);
+    const int64_t runs = ceil_div(tile.columns, kRun);
     for (int64_t i = 0; i < runs; ++i) scores[(tile.start + i * kRun) / size] += by_run[i];
     return;
   }
-  kernels_.cast(v, tile.columns, range_, votes, codes, nullptr);
+  kernels_.cast(v, tile.columns, range_, votes, codes, nullptr, 0);
   for (int64_t c = 0; c < tile.columns; ++c) {
     const uint8_t byte = codes[c / kBlock * 4 * kBlock + c % 4];
     const int t = ((byte >> (c % kBlock / 4 * 2)) & 3) - 1;
@@ -196,8 +212,8 @@ void Caster::score(const Tile& tile, int64_t slot, int64_t n, const int8_t* v, i
   }
 }
 
-void Caster::settle(int64_t n, int64_t first_group, int64_t count, const int32_t* scores) const {
-  const int64_t first = n * state_.groups() + first_group;
+void Caster::settle(int64_t n, const int32_t* scores) const {
+  const int64_t count = state_.groups(), first = n * count;
   if (state_.correlation != nullptr) {
     for (int64_t j = 0; j < count; ++j) {
       int16_t& correlation = state_.correlation[first + j];
@@ -215,30 +231,27 @@ void Caster::settle(int64_t n, int64_t first_group, int64_t count, const int32_t
     }
     return;
   }
-  const uint32_t mask = (1u << state_.exponent_shift) - 1;
+  // The key of the hash changes at multiples of 2**32.
   const uint64_t index = static_cast<uint64_t>(first);
-  const bool one_key = (index >> 32) == ((index + static_cast<uint64_t>(count)) >> 32);
-  const uint32_t base = exponent_noise_.base(index);
-  for (int64_t j = 0; j < count; ++j) {
-    const uint32_t offset = static_cast<uint32_t>(j) * kHashStep;
-    const uint32_t hash = hash_finish(one_key ? base + offset : exponent_noise_.base(index + static_cast<uint64_t>(j)));
-    const int64_t moved = (int64_t{scores[j]} + (hash & mask)) >> state_.exponent_shift;
-    votes[j] = static_cast<int8_t>(clip<int64_t>(votes[j] - moved, -127, 127));
-  }
+  const int64_t same_key = static_cast<int64_t>(std::min<uint64_t>((((index >> 32) + 1) << 32) - index, count));
+  kernels_.settle(scores, same_key, exponent_noise_.base(index), state_.exponent_shift, votes);
+  if (same_key == count) return;
+  kernels_.settle(scores + same_key, count - same_key, exponent_noise_.base(index + static_cast<uint64_t>(same_key)),
+                  state_.exponent_shift, votes + same_key);
 }
 
 void Caster::flush(Tile& tile) const {
   uint32_t sizes[kTileColumns];
   std::memcpy(sizes, tile.sizes, sizeof sizes);
-  for (int64_t c = 0; c < kTileColumns; ++c) tile.totals[c] += sizes[c];
+  for (int64_t c = 0; c < kTileColumns; ++c) tile.totals[c] = sizes[c] + (tile.flushed ? tile.totals[c] : 0);
+  tile.flushed = true;
   std::memset(tile.sizes, 0, sizeof sizes);
   tile.pending = 0;
 }
 
 void Caster::end(Tile& tile) const {
-  const int64_t offset = tile.task * state_.padded_columns() + tile.start;
-  std::memcpy(column_squares_.as<float>() + offset, tile.squares, sizeof tile.squares);
   if (state_.rule == VoteRule::sign) return;
+  const int64_t offset = tile.task * state_.padded_columns() + tile.start;
   if (type_ == GradientType::float32) {
     double* sizes = column_sizes_.as<double>() + offset;
     float from[kTileColumns];
@@ -261,9 +274,7 @@ void Caster::end_row(int64_t slot, int64_t n) const {
   const RowTotals& totals = row_totals_.as<RowTotals>()[slot];
   state_.stats[1 + n] += static_cast<float>(totals.squares) * square_;
   if (state_.rule != VoteRule::sign) state_.magnitudes[n] += in_units(totals.sizes, totals.integer_sizes);
-  if (scores_ && !settles_early_) {
-    settle(n, 0, state_.groups(), row_scores_.as<int32_t>() + slot * state_.groups());
-  }
+  if (scores_) settle(n, row_scores_.as<int32_t>() + slot * state_.groups());
 }
 
 void Caster::reduce_columns(int64_t first, int64_t last) const {

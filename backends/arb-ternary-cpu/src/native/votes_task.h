@@ -67,14 +67,21 @@ class Caster {
   Caster(const CastState& state, const VoteKernels& kernels, GradientType type, int64_t slots, int64_t tasks,
          int64_t largest);
 
+  // Plans that are kept: rows differ by a few shifts.
+  static constexpr int kPlans = 4;
+
   // A column tile in a task, and its sums over the task's rows.
   struct Tile {
     int64_t task;
     int64_t start;    // first column
     int64_t columns;  // those of the weight
     TileRule rule;
+    float* squares;   // kTileColumns of them, the task's
     int64_t pending;  // rows in `sizes` of an int32 gradient
-    alignas(64) float squares[kTileColumns];
+    bool flushed;     // whether `totals` of an int32 gradient hold anything
+    bool planned[kPlans];
+    int32_t planned_shift[kPlans];
+    ShiftPlan plans[kPlans];
     alignas(64) unsigned char sizes[8 * kTileColumns];  // float, uint32 or int64
     int64_t totals[kTileColumns];
 
@@ -82,8 +89,9 @@ class Caster {
   };
 
   void begin(Tile& tile, int64_t task, int64_t start) const;
-  // Fetches what casting a row of a tile will read from memory; codes with the first row of a block, or if `codes`.
-  void prefetch(const Tile& tile, int64_t n, bool codes) const;
+  // Fetches into the second-level cache what casting a row of the tile at a column will read from memory; codes with the
+  // first row of a block, or if `codes`.
+  void prefetch(int64_t start, int64_t n, bool codes) const;
   // `g`: whole_columns() elements of the tile's gradient row; those beyond the weight's are 0.
   void cast(Tile& tile, int64_t slot, int64_t n, const void* g) const;
   void end(Tile& tile) const;
@@ -100,9 +108,10 @@ class Caster {
     int64_t nan;
   };
 
-  void vote(const Tile& tile, int64_t n, const void* g, int8_t* v, RowSums& sums, const ColumnSums& column) const;
+  void vote(Tile& tile, int64_t n, const void* g, int8_t* v, RowSums& sums, const ColumnSums& column) const;
+  const ShiftPlan* plan(Tile& tile, int32_t row_shift) const;
   void score(const Tile& tile, int64_t slot, int64_t n, const int8_t* v, int8_t* votes) const;
-  void settle(int64_t n, int64_t first_group, int64_t count, const int32_t* scores) const;
+  void settle(int64_t n, const int32_t* scores) const;
   void flush(Tile& tile) const;
   void reduce_columns(int64_t first, int64_t last) const;
   float in_units(double sizes, int64_t integer_sizes) const;
@@ -115,7 +124,7 @@ class Caster {
   const int64_t flush_every_;
   const VoteRange range_;
   const bool scores_;         // whether anything learns from the scores of groups
-  const bool settles_early_;  // whether no group crosses the edge of a tile
+  const int group_shift_;     // groups are 1 << group_shift_ runs of which none crosses the edge of a tile; or -1
   HashStream vote_noise_, exponent_noise_;
   TileRule rule_;
   float square_ = 1.0f;
@@ -123,7 +132,7 @@ class Caster {
   Buffer column_squares_;  // float [tasks, padded K]
   Buffer column_sizes_;    // double or int64 [tasks, padded K]
   Buffer row_totals_;      // [slots]
-  Buffer row_scores_;      // int32 [slots, J], of groups that cross tiles
+  Buffer row_scores_;      // int32 [slots, J]
 };
 
 }  // namespace arb

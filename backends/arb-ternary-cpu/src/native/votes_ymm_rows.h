@@ -226,7 +226,8 @@ ARB_INLINE void close_codes_ymm(__m256i t, uint8_t* codes) {
   store32(codes + 64, static_cast<uint32_t>(_mm256_extract_epi32(word, 4)));
 }
 
-void cast_ymm(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score) {
+void cast_ymm(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score,
+              int group_shift) {
   const __m256i low = _mm256_set1_epi8(static_cast<char>(range.low));
   const __m256i high = _mm256_set1_epi8(static_cast<char>(range.high));
   const __m256i ones = _mm256_set1_epi8(1), wide_ones = _mm256_set1_epi16(1);
@@ -243,10 +244,11 @@ void cast_ymm(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, 
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(1, 0, 3, 2)));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(2, 3, 0, 1)));
-    score[c / kRun] = _mm_cvtsi128_si32(sum);
+    score[(c / kRun) >> group_shift] += _mm_cvtsi128_si32(sum);
   }
   if (c < columns) {
-    cast_plain(v + c, columns - c, range, votes + c, codes + 4 * c, score == nullptr ? nullptr : score + c / kRun);
+    cast_plain(v + c, columns - c, range, votes + c, codes + 4 * c,
+               score == nullptr ? nullptr : score + ((c / kRun) >> group_shift), group_shift);
   }
 }
 

@@ -46,25 +46,68 @@ ARB_INLINE void close_codes_512(__m512i t, int64_t columns, uint8_t* codes) {
   for (int j = 0; j < 4 && 16 * j < columns; ++j) store32(codes + 64 * j, out[4 * j]);
 }
 
-void cast(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score) {
+// Sums of the halves, runs of 32 columns, of eight registers: 16 of them in their order.
+ARB_INLINE __m512i sums_of_runs(const __m512i of[8]) {
+  __m512i pairs[4], fours[2];
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(of[2 * i], of[2 * i + 1]),
+                                _mm512_unpackhi_epi32(of[2 * i], of[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                                _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  }
+  // Lane l of fours[i]: what lane l of registers 4 i .. 4 i + 3 sums to.
+  const __m512i runs = _mm512_add_epi32(_mm512_shuffle_i32x4(fours[0], fours[1], 0x88),
+                                        _mm512_shuffle_i32x4(fours[0], fours[1], 0xDD));
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), runs);
+}
+
+ARB_INLINE void add_scores(__m512i runs, int64_t count, int group_shift, int32_t* score) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
+  for (int i = 0; i < group_shift; ++i) {
+    runs = _mm512_add_epi32(_mm512_permutexvar_epi32(even, runs), _mm512_permutexvar_epi32(odd, runs));
+  }
+  const int64_t groups = (count + (int64_t{1} << group_shift) - 1) >> group_shift;
+  const __mmask16 held = static_cast<__mmask16>((1u << groups) - 1);
+  _mm512_mask_storeu_epi32(score, held, _mm512_add_epi32(_mm512_maskz_loadu_epi32(held, score), runs));
+}
+
+// Up to 512 columns.
+template <bool scores>
+ARB_INLINE void cast_part(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes,
+                          int32_t* score, int group_shift) {
   const __m512i low = _mm512_set1_epi8(static_cast<char>(range.low));
   const __m512i high = _mm512_set1_epi8(static_cast<char>(range.high));
-  const __m512i ones = _mm512_set1_epi8(1);
-  for (int64_t c = 0; c < columns; c += 64) {
-    const __m512i cast_votes = load_bytes(v + c, columns - c);
-    const __m512i a = _mm512_subs_epi8(load_bytes(votes + c, columns - c), cast_votes);
-    store_bytes(votes + c, _mm512_max_epi8(_mm512_min_epi8(a, high), low), columns - c);
-    if (score == nullptr) continue;
-    const __m512i t = open_codes_512(codes + 4 * c, columns - c);
-    const __m512i zero = _mm512_setzero_si512();
-    const __m512i sums =
-        _mm512_sub_epi32(_mm512_dpbusd_epi32(zero, t, cast_votes), _mm512_dpbusd_epi32(zero, ones, cast_votes));
-    const __m256i pairs = _mm256_hadd_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
-    const __m256i fours = _mm256_hadd_epi32(pairs, pairs);
-    const __m128i runs = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-    int32_t* out = score + c / kRun;
-    out[0] = _mm_cvtsi128_si32(runs);
-    if (columns - c > kRun) out[1] = _mm_extract_epi32(runs, 1);
+  const __m512i zero = _mm512_setzero_si512(), ones = _mm512_set1_epi8(1);
+  __m512i sums[8] = {zero, zero, zero, zero, zero, zero, zero, zero};
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const int64_t c = 64 * i, left = columns - c;
+    if (left <= 0) break;
+    const __m512i cast_votes = load_bytes(v + c, left);
+    const __m512i a = _mm512_subs_epi8(load_bytes(votes + c, left), cast_votes);
+    store_bytes(votes + c, _mm512_max_epi8(_mm512_min_epi8(a, high), low), left);
+    if constexpr (scores) {
+      const __m512i t = open_codes_512(codes + 4 * c, left);
+      sums[i] = _mm512_sub_epi32(_mm512_dpbusd_epi32(zero, t, cast_votes), _mm512_dpbusd_epi32(zero, ones, cast_votes));
+    }
+  }
+  if constexpr (scores) add_scores(sums_of_runs(sums), (columns + kRun - 1) / kRun, group_shift, score);
+}
+
+void cast(const int8_t* v, int64_t columns, VoteRange range, int8_t* votes, CodeRow codes, int32_t* score,
+          int group_shift) {
+  for (int64_t c = 0; c < columns; c += 512) {
+    const int64_t count = columns - c < 512 ? columns - c : 512;
+    if (score == nullptr) {
+      cast_part<false>(v + c, count, range, votes + c, codes + 4 * c, nullptr, 0);
+    } else if (count == 512) {
+      cast_part<true>(v + c, 512, range, votes + c, codes + 4 * c, score + ((c / kRun) >> group_shift), group_shift);
+    } else {
+      cast_part<true>(v + c, count, range, votes + c, codes + 4 * c, score + ((c / kRun) >> group_shift), group_shift);
+    }
   }
 }
 

@@ -110,26 +110,17 @@ struct ByShifts {
   }
 };
 
-// The same where has_plain_shifts() holds.
-struct ByPlainShifts {
-  __m512i row, bound[2], mask[2];
+// The same by a plan.
+struct ByPlan {
+  const ShiftPlan& plan;
 
-  ByPlainShifts(const TileRule& tile, const RowRule& rule)
-      : row(_mm512_set1_epi32(tile.wide_shifts ? 0 : rule.shift - tile.power)) {
-    const __m512i one = _mm512_set1_epi32(1);
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int i = 0; i < 2; ++i) {
-      bound[i] = _mm512_loadu_si512(tile.bound + 16 * i);
-      mask[i] = _mm512_sub_epi32(_mm512_sllv_epi32(one, _mm512_add_epi32(lane, _mm512_set1_epi32(16 * i))), one);
-    }
-  }
+  ByPlan(const TileRule&, const RowRule& rule) : plan(*rule.plan) {}
 
-  ARB_INLINE __m512i votes(__m512i g, const int32_t* column, __m512i hash) const {
-    const __m512i right = _mm512_add_epi32(row, _mm512_loadu_si512(column));
-    const __m512i high = _mm512_permutex2var_epi32(bound[0], right, bound[1]);
-    const __m512i noise = _mm512_and_si512(hash, _mm512_permutex2var_epi32(mask[0], right, mask[1]));
-    const __m512i held = _mm512_max_epi32(_mm512_min_epi32(g, high), _mm512_sub_epi32(_mm512_setzero_si512(), high));
-    return _mm512_srav_epi32(_mm512_add_epi32(held, noise), right);
+  ARB_INLINE __m512i votes(__m512i g, int64_t k, __m512i hash) const {
+    const __m512i above = _mm512_max_epi32(g, _mm512_load_si512(plan.low + k));
+    const __m512i held = _mm512_min_epi32(above, _mm512_load_si512(plan.high + k));
+    const __m512i noise = _mm512_and_si512(hash, _mm512_load_si512(plan.mask + k));
+    return _mm512_srav_epi32(_mm512_add_epi32(held, noise), _mm512_load_si512(plan.right + k));
   }
 };
 
@@ -224,6 +215,8 @@ void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile,
         index = _mm512_add_epi32(index, set1(16 * kHashStep));
         if constexpr (std::is_same_v<Rule, ByFactors>) {
           out[j] = rounding.votes(_mm512_mul_ps(wide, scale), tile.column_factor + k, hash);
+        } else if constexpr (std::is_same_v<Rule, ByPlan>) {
+          out[j] = rounding.votes(g, k, hash);
         } else {
           out[j] = rounding.votes(g, tile.column_shift + k, hash);
         }
@@ -253,8 +246,8 @@ void vote_int32_512(const void* g, int64_t columns, const TileRule& tile, const 
     vote_int32_rows<ByFactors, false>(from, columns, tile, rule, v, row, column);
   } else if (tile.wide_shifts) {
     vote_int32_plain(g, columns, tile, rule, v, row, column);
-  } else if (tile.small_sizes && has_plain_shifts(tile, rule)) {
-    vote_int32_rows<ByPlainShifts, true>(from, columns, tile, rule, v, row, column);
+  } else if (rule.plan != nullptr) {
+    vote_int32_rows<ByPlan, true>(from, columns, tile, rule, v, row, column);
   } else {
     vote_int32_rows<ByShifts, false>(from, columns, tile, rule, v, row, column);
   }
