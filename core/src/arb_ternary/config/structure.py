@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path as FilePath
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
@@ -82,7 +82,7 @@ def structure(cls: type[T], document: Document, registry: Registry) -> T:
 
 def structure_with_faults(cls: type[T], document: Document, registry: Registry) -> tuple[T | None, list[Fault]]:
     """As :func:`structure`, with the faults returned; the result is None when it could not be made."""
-    result, faults = _Structurer(registry).attempt(document.data, cls)
+    result, faults = _structurer(registry).attempt(document.data, cls)
     return result, [*document.faults, *faults]
 
 
@@ -101,6 +101,11 @@ def options_class(spec: Spec) -> type[Any] | None:
         reason = f"{what} {spec.config} has an option '{name}', which is reserved"
         raise ComponentError(reason, hint="Give the option another name.")
     return cls
+
+
+@lru_cache(maxsize=1)  # cattrs compiles a function for each class that a config has met
+def _structurer(registry: Registry) -> _Structurer:
+    return _Structurer(registry)
 
 
 class _Structurer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -172,6 +173,10 @@ def choices_in(value: Any) -> Iterator[Choice[Any]]:
             yield from choices_in(item)
 
 
+#: The metadata of torch and of numpy takes milliseconds to read.
+_version = cache(version)
+
+
 def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
     """Versions of Python, of the libraries that decide numbers, and of the distributions whose components take part.
 
@@ -187,7 +192,7 @@ def versions_of(config: RunConfig, backend: str) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for distribution in sorted(used):
         try:
-            versions[distribution] = version(distribution)
+            versions[distribution] = _version(distribution)
         except PackageNotFoundError:
             versions[distribution] = "not a distribution"
     return versions

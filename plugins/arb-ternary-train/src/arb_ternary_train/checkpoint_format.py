@@ -49,6 +49,8 @@ VERSION: Final = 1
 PIECES_VERSION: Final = 2
 
 _TAG: Final = "$"
+#: Types whose values JSON holds as they are.
+_PLAIN: Final = frozenset({bool, int, str, type(None)})
 
 
 def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -67,7 +69,7 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
         return name
 
     def encode(value: Any, path: str) -> Any:
-        if value is None or type(value) in (bool, int, str):
+        if type(value) in _PLAIN:
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {_TAG: "float", "value": str(value)}
@@ -77,16 +79,17 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Tensor]]:
             return {_TAG: "tensor", "name": name}
         if type(value) is bytes:
             return {_TAG: "bytes", "hex": value.hex()}
-        if type(value) is list:
-            return [encode(item, _join(path, index)) for index, item in enumerate(value)]
-        if type(value) in (tuple, torch.Size):
-            return {_TAG: "tuple", "items": [encode(item, _join(path, index)) for index, item in enumerate(value)]}
+        if type(value) in (list, tuple, torch.Size):
+            # Generators have hundreds of whole numbers, which need no path.
+            plain = _PLAIN.issuperset(map(type, value))
+            items = list(value) if plain else [encode(item, _join(path, index)) for index, item in enumerate(value)]
+            return items if type(value) is list else {_TAG: "tuple", "items": items}
         if isinstance(value, Mapping):
             if not isinstance(value, Counter) and all(type(key) is str for key in value) and _TAG not in value:
                 return {key: encode(item, _join(path, key)) for key, item in value.items()}
             kind = "counter" if isinstance(value, Counter) else "dict"
-            items = [[encode(key, f"{path} (key)"), encode(item, _join(path, key))] for key, item in value.items()]
-            return {_TAG: kind, "items": items}
+            pairs = [[encode(key, f"{path} (key)"), encode(item, _join(path, key))] for key, item in value.items()]
+            return {_TAG: kind, "items": pairs}
         raise ComponentError(
             f"{path or 'state'}: a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint",
             "A state may hold tensors, numbers, strings, booleans, None, bytes, and dicts, lists and tuples of them.",
