@@ -12,6 +12,7 @@ from arb_ternary.cli.output import print_json, print_table
 from arb_ternary_bench.cli.bench_kernels import kernels
 from arb_ternary_bench.cli.bench_network import network
 from arb_ternary_bench.cli.bench_step import step
+from arb_ternary_bench.cli.bench_train import train
 from arb_ternary_bench.cli.quality import quality
 
 __all__ = ["bench"]
@@ -26,6 +27,7 @@ bench.add_command(quality)
 bench.add_command(kernels)
 bench.add_command(network)
 bench.add_command(step)
+bench.add_command(train)
 
 
 @bench.command()

@@ -10,13 +10,14 @@ import click
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
 
-__all__ = ["backend_names", "device_name", "kernels", "parse_shape"]
+__all__ = ["backend_names", "device_name", "kernels", "parse_list", "parse_shape"]
 
 _SHAPES = "4096x4096,11008x4096,4096x11008,2560x2560,1024x1024,512x512,256x256"
 _ROWS = "1,4,16,64,256,512,2048"
 
 
-def _parts(text: str) -> list[str]:
+def parse_list(text: str) -> list[str]:
+    """What commas separate, each once."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
         raise click.BadParameter("it names nothing")
@@ -32,21 +33,21 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def _shapes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[tuple[int, int], ...]:
-    return tuple(parse_shape(part) for part in _parts(text))
+    return tuple(parse_shape(part) for part in parse_list(text))
 
 
 def _rows(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    for part in _parts(text):
+    for part in parse_list(text):
         if not (part.isascii() and part.isdecimal() and int(part)):
             raise click.BadParameter(f"{part!r} is not a number of rows")
-    return tuple(int(part) for part in _parts(text))
+    return tuple(int(part) for part in parse_list(text))
 
 
 def _groups(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int | Literal["row"], ...]:
-    for part in _parts(text):
+    for part in parse_list(text):
         if part not in ("32", "64", "128", "256", "row"):
             raise click.BadParameter(f"{part!r} is not one of 32, 64, 128, 256, row")
-    return tuple("row" if part == "row" else int(part) for part in _parts(text))
+    return tuple("row" if part == "row" else int(part) for part in parse_list(text))
 
 
 def _ops(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -55,12 +56,12 @@ def _ops(_context: click.Context, _parameter: click.Parameter, text: str | None)
 
     if text is None:
         return DEFAULT_OPS
-    for part in _parts(text):
+    for part in parse_list(text):
         if part not in OPS:
             close = nearest(part, OPS)
             suggestion = f"; did you mean {close!r}?" if close else ""
             raise click.BadParameter(f"there is no op {part!r}{suggestion} Ops: {', '.join(OPS)}")
-    return tuple(_parts(text))
+    return tuple(parse_list(text))
 
 
 def device_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
@@ -82,7 +83,7 @@ def backend_names(context: click.Context, _parameter: click.Parameter, text: str
     device = context.params.get("device", "cpu")
     if text is None:
         return tuple(one.name for one in candidates(device) if one.usable and not one.last_resort)
-    return tuple(select(BackendRequest(name, "--backends", device)).name for name in _parts(text))
+    return tuple(select(BackendRequest(name, "--backends", device)).name for name in parse_list(text))
 
 
 @click.command()

@@ -1,0 +1,112 @@
+"""``arb bench train``: whole training steps of decoders, in every way of training them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_bench.cli.bench_kernels import backend_names, parse_list
+
+__all__ = ["train"]
+
+_SIZES = "demo,512x8,1024x12,2048x4"
+
+
+def _sizes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[Any, ...]:
+    from arb_ternary_bench.training.sizes import SIZES
+
+    for part in parse_list(text):
+        if part not in SIZES:
+            raise click.BadParameter(f"{part!r} is not one of {', '.join(SIZES)}")
+    return tuple(SIZES[part] for part in parse_list(text))
+
+
+def _patterns(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(parse_list(text))
+
+
+def _threads(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    for part in parse_list(text):
+        if not (part.isascii() and part.isdecimal() and int(part)):
+            raise click.BadParameter(f"{part!r} is not a number of threads")
+    return tuple(int(part) for part in parse_list(text))
+
+
+@click.command()
+@plugin_files
+@click.option("--sizes", metavar="NAME,...", default=_SIZES, show_default=True, callback=_sizes, help="Decoders.")
+@click.option("--backends", metavar="NAME,...", callback=backend_names, help="Of votes; default: all that work here.")
+@click.option(
+    "--trainees", metavar="PATTERN,...", default="*", show_default=True, callback=_patterns,
+    help="Ways of training, such as cpu/pure/int8 or float32*.",
+)  # fmt: skip
+@click.option("--threads", metavar="N,...", default="1,2", show_default=True, callback=_threads, help="Each measured.")
+@click.option(
+    "--malloc", type=click.Choice(["default", "kept", "both"]), default="default", show_default=True,
+    help="kept: freed memory stays with the process (glibc).",
+)  # fmt: skip
+@click.option("--no-compile", is_flag=True, help="Leave out what needs a compiler.")
+@click.option("--profile/--no-profile", default=True, show_default=True, help="Split the steps into parts.")
+@click.option(
+    "--clock", type=click.Choice(["wall", "processor"]), default="wall", show_default=True,
+    help="processor: time that the process had on a processor, for one thread on a busy machine.",
+)  # fmt: skip
+@click.option(
+    "--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="For each way of training.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
+@as_json
+def train(
+    sizes: tuple[Any, ...],
+    backends: tuple[str, ...],
+    trainees: tuple[str, ...],
+    threads: tuple[int, ...],
+    malloc: str,
+    no_compile: bool,
+    profile: bool,
+    clock: str,
+    seconds: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Time whole training steps of decoders, and say which part of a step takes how long.
+
+    Sizes: demo (width 128, 3 layers, 8 x 128 tokens a step), 512x8 (8 x 256 tokens), 1024x12 (4 x 256), 2048x4
+    (vocabulary 32,000, 2 x 512) and tiny. Every way of training has a process of its own, and they take turns: votes on
+    each backend (NAME, with /pure, /int8 gradients, /bfloat16 activations), qat, float32 and bfloat16 with AdamW,
+    /compiled or not. Each first has to learn.
+    """
+    from arb_ternary.errors import UsageProblem
+    from arb_ternary_bench.training.bench import TrainBench, run_train_bench
+    from arb_ternary_bench.training.result import COLUMNS, markdown, notes, rows
+    from arb_ternary_bench.training.trainees import chosen_ways, train_ways
+    from arb_ternary_train.directory import write_json
+
+    if clock == "processor" and threads != (1,):
+        raise UsageProblem("--clock processor: it adds up the time of all threads", "Give --threads 1 too.")
+    bench = TrainBench(
+        sizes=sizes,
+        ways=chosen_ways(train_ways(backends, compiled=not no_compile), trainees),
+        threads=threads,
+        malloc=("default", "kept") if malloc == "both" else (malloc,),
+        seconds=seconds,
+        profile=profile,
+        clock=clock,
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    result = run_train_bench(bench, say=lambda line: click.echo(line, err=True))
+    if out is not None:
+        write_json(out / "result.json", result)
+        (out / "table.md").write_text(markdown(result), encoding="utf-8")
+    if as_json:
+        print_json(result)
+        return
+    print_table(COLUMNS, rows(result))
+    for line in notes(result):
+        click.echo(line)

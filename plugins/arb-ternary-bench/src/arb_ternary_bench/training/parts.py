@@ -1,0 +1,195 @@
+"""Where the time of a training step goes, by part, from torch's profiler and ranges around kernels and modules.
+
+The profiler's events of the thread that trains form a tree. A kernel of a backend, and an operation of torch that
+computes, count with all the time that they do not pass on; so do the ranges of generated code. What is left is calls:
+Python, dispatch, autograd, views and allocation. An operation belongs to the part that its name says (a matrix product,
+a softmax), else to that of the innermost module, or range, around it; in the backward pass that is what was around the
+operation of the forward pass whose gradient it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from attrs import define, field, frozen
+
+__all__ = ["CALLS", "KERNEL", "PARTS", "SCOPE", "Event", "Split", "part_of_kernel", "split_step"]
+
+PRODUCTS, ATTENTION, NORMS, LOSS = "products", "attention", "norms and quantisation", "loss"
+VOTES, UPDATE, REST, CALLS = "votes", "update", "everything else", "calls"
+#: In the order of the table.
+PARTS: Final = (PRODUCTS, ATTENTION, NORMS, LOSS, VOTES, UPDATE, REST, CALLS)
+
+#: How the names of our own ranges begin: around a kernel of a backend, and around a module or a part of the loop.
+KERNEL: Final = "kernel:"
+SCOPE: Final = "scope:"
+
+#: Parts of kernels, by what their names contain; the first that fits.
+_KERNELS: Final[tuple[tuple[str, str], ...]] = (
+    ("apply", UPDATE), ("settle", UPDATE), ("sums", UPDATE), ("pack", UPDATE),
+    ("votes", VOTES),
+    ("attend", ATTENTION), ("attention", ATTENTION),
+    ("loss", LOSS), ("entropy", LOSS),
+    ("linear", PRODUCTS), ("product", PRODUCTS),
+    ("quantize", NORMS), ("norm", NORMS),
+)  # fmt: skip
+#: Parts of torch's operations whatever is around them, by their names.
+_OPERATIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::_int_mm", "mkl::_mkl_linear"), PRODUCTS),
+    **dict.fromkeys(("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"), PRODUCTS),
+    **dict.fromkeys(("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::_softmax_backward_data"), ATTENTION),
+    **dict.fromkeys(("aten::_log_softmax", "aten::_log_softmax_backward_data"), LOSS),
+    **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss_backward"), LOSS),
+}
+#: Begins the names of torch's attention kernels.
+_ATTENTION: Final = "aten::_scaled_dot_product"
+#: Parts of what is in modules, by what the names of their classes contain; the first that fits.
+_MODULES: Final[tuple[tuple[str, str], ...]] = (
+    ("Norm", NORMS), ("Attention", ATTENTION), ("FloatLinear", PRODUCTS), ("Linear", NORMS), ("TiedHead", NORMS),
+)  # fmt: skip
+#: Operations that make no number: views, allocation, and those that only call others.
+_CALLS: Final = frozenset(
+    {
+        "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias", "aten::t",
+        "aten::transpose", "aten::permute", "aten::as_strided", "aten::expand", "aten::expand_as",
+        "aten::slice", "aten::select", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::detach_",
+        "aten::alias", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+        "aten::resize_", "aten::narrow", "aten::chunk", "aten::split", "aten::split_with_sizes", "aten::unbind",
+        "aten::set_", "aten::result_type", "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero",
+        "aten::lift_fresh", "aten::flatten", "aten::unflatten", "aten::numpy_T", "aten::matrix_H", "aten::mT",
+        "aten::view_as", "aten::swapaxes", "aten::movedim", "aten::contiguous", "aten::to", "aten::_to_copy",
+        "aten::linear", "aten::matmul", "aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd",
+        "aten::log_softmax", "aten::softmax", "aten::scaled_dot_product_attention", "aten::rms_norm",
+        "aten::embedding", "aten::dropout", "aten::pad", "aten::resolve_conj", "aten::resolve_neg",
+        "aten::unsafe_split", "aten::size", "aten::stride", "aten::numel",
+    }
+)  # fmt: skip
+#: Begins the names of ranges around code that a compiler made, and what that counts as.
+_COMPILED: Final = "## Call CompiledFxGraph"
+_BACKWARD: Final = "autograd::engine::evaluate_function: "
+
+
+class Event(Protocol):
+    """What the profiler says of one range; times in microseconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sequence_nr(self) -> int: ...
+    @property
+    def cpu_parent(self) -> Any: ...
+    @property
+    def cpu_children(self) -> Sequence[Any]: ...
+    @property
+    def cpu_time_total(self) -> float: ...
+    @property
+    def time_range(self) -> Any: ...
+
+
+@frozen
+class Split:
+    """A step by part, in seconds.
+
+    Attributes:
+        total: of the step, with the profiler at work.
+        parts: by part; they add up to ``total``.
+        longest: the ranges with the most time: name, part, number, seconds.
+        events: that were recorded, each of which costs time.
+    """
+
+    total: float
+    parts: Mapping[str, float]
+    longest: tuple[tuple[str, str, int, float], ...]
+    events: int
+
+
+def part_of_kernel(name: str) -> str:
+    """The part that a kernel of a backend counts as."""
+    return next((part for piece, part in _KERNELS if piece in name), REST)
+
+
+def split_step(root: Event, forward: Iterable[Event], longest: int = 24) -> Split:
+    """The step that ``root`` is around.
+
+    Args:
+        root: its range.
+        forward: events, in order, among which those are that backward nodes belong to.
+        longest: ranges to name.
+    """
+    reader = _Reader(_scopes(forward))
+    reader.read(root, REST)
+    ranked = sorted(reader.by_name.items(), key=lambda each: -each[1][1])[:longest]
+    return Split(
+        total=root.cpu_time_total * 1e-6,
+        parts={part: reader.parts.get(part, 0.0) * 1e-6 for part in PARTS},
+        longest=tuple((name, part, number, micro * 1e-6) for (name, part), (number, micro) in ranked),
+        events=reader.events,
+    )
+
+
+@define
+class _Reader:
+    scopes: Mapping[int, str]
+    parts: dict[str, float] = field(factory=dict)
+    by_name: dict[tuple[str, str], tuple[int, float]] = field(factory=dict)
+    events: int = 0
+
+    def read(self, event: Event, scope: str) -> None:
+        """Count ``event`` and what is in it; ``scope`` is the part of what is around it."""
+        self.events += 1
+        name = event.name
+        if name.startswith(KERNEL):
+            self._count(name, part_of_kernel(name.removeprefix(KERNEL)), event.cpu_time_total)
+            return
+        if name.startswith(_BACKWARD):
+            scope = self.scopes.get(event.sequence_nr, scope)
+        own = event.cpu_time_total - sum(child.cpu_time_total for child in event.cpu_children)
+        if name.startswith(SCOPE):
+            scope = _part_of_scope(name)
+            self._count(name, CALLS, own)
+        else:
+            self._count(name, _part_of_operation(name, scope), own)
+        for child in event.cpu_children:
+            self.read(child, scope)
+
+    def _count(self, name: str, part: str, micro: float) -> None:
+        self.parts[part] = self.parts.get(part, 0.0) + micro
+        number, total = self.by_name.get((name, part), (0, 0.0))
+        self.by_name[name, part] = (number + 1, total + micro)
+
+
+def _part_of_operation(name: str, scope: str) -> str:
+    if name in _OPERATIONS:
+        return _OPERATIONS[name]
+    if name.startswith(_ATTENTION):
+        return ATTENTION
+    if name.startswith(_COMPILED):
+        return REST
+    if name in _CALLS or not name.startswith(("aten::", "mkldnn::", "onednn::", "prims::")):
+        return CALLS
+    return scope
+
+
+def _part_of_scope(name: str) -> str:
+    inside = name.removeprefix(SCOPE)
+    if inside in PARTS:
+        return inside
+    return next((part for piece, part in _MODULES if piece in inside), REST)
+
+
+def _scopes(events: Iterable[Event]) -> dict[int, str]:
+    """The part of what was around the operation that made each node of the graph, by the node's number.
+
+    Operations that make no node bear the number of the next one that does, so that the last of a number counts.
+    """
+    found: dict[int, str] = {}
+    for event in events:
+        if event.sequence_nr < 0 or event.name.startswith(_BACKWARD):
+            continue
+        around: Any = event
+        while around is not None and not around.name.startswith((SCOPE, _BACKWARD)):
+            around = around.cpu_parent
+        if around is not None and around.name.startswith(SCOPE):
+            found[event.sequence_nr] = _part_of_scope(around.name)
+    return found

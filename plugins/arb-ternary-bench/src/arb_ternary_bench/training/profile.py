@@ -1,0 +1,73 @@
+"""Profiled steps of a way of training: the ranges that :mod:`arb_ternary_bench.training.parts` reads are set here.
+
+Ranges are around the backend's kernels, modules, the loss and the optimizer's step, by replacing what is called: a
+module with a hook would be trained in another way. So this is for a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._C._profiler import _RecordFunctionFast
+from torch.profiler import ProfilerActivity
+
+from arb_ternary.backends.select import get_backend
+from arb_ternary_bench.training.loop import Learner
+from arb_ternary_bench.training.parts import KERNEL, LOSS, SCOPE, UPDATE, Split, split_step
+from arb_ternary_bench.training.sizes import TrainSize
+from arb_ternary_bench.training.trainees import TrainWay
+
+__all__ = ["profile_steps"]
+
+#: Profiled steps; the fastest counts.
+_STEPS: Final = 4
+_ROOT: Final = f"{SCOPE}step"
+
+
+def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
+    """Train a little, with ranges around everything, and give the fastest of some profiled steps, by part."""
+    if way.backend is not None:
+        _mark_kernels(way.backend)
+    if not way.compiled:  # a compiler follows what a module's call does, and would stop at a range
+        _mark_modules()
+    learner = Learner(way, size, seed)
+    learner.check()
+    loop: Any = learner.loop
+    loop.loss = _marked(f"{SCOPE}{LOSS}", loop.loss)
+    loop.optimizer.step = _marked(f"{SCOPE}{UPDATE}", loop.optimizer.step)
+    step = _marked(_ROOT, learner.step)
+    splits = []
+    for _ in range(_STEPS):
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+            step()
+        events: Any = profiler.events()
+        ordered = sorted(events, key=lambda each: each.time_range.start)
+        splits.append(split_step(next(each for each in ordered if each.name == _ROOT), ordered))
+    return min(splits, key=lambda each: each.total)
+
+
+def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*arguments: Any, **options: Any) -> Any:
+        with _RecordFunctionFast(name):
+            return function(*arguments, **options)
+
+    return inside
+
+
+def _mark_kernels(backend: str) -> None:
+    built = get_backend(backend)
+    marked = {op: _marked(f"{KERNEL}{op}", function) for op, function in built.kernels.items()}
+    object.__setattr__(built, "kernels", marked)
+
+
+def _mark_modules() -> None:
+    call: Any = nn.Module.__call__
+
+    def inside(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        with _RecordFunctionFast(f"{SCOPE}{type(module).__name__}"):
+            return call(module, *arguments, **options)
+
+    setattr(nn.Module, "__call__", inside)  # noqa: B010  # mypy: a method cannot be assigned

@@ -1,0 +1,91 @@
+"""The result of the training bench as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from arb_ternary_bench.training.parts import PARTS
+
+__all__ = ["COLUMNS", "markdown", "notes", "rows"]
+
+#: Short names of the parts, in their order.
+_SHORT: Final = {"norms and quantisation": "norms, quant.", "everything else": "else"}
+COLUMNS: Final = (
+    "decoder",
+    "threads",
+    "training",
+    "tokens/s",
+    "x best float",
+    "x QAT compiled",
+    "step ms",
+    *(_SHORT.get(part, part) for part in PARTS),
+    "peak MiB",
+    "bytes a parameter",
+)
+
+
+def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The table's rows."""
+    for cell in result["cells"]:
+        for row in cell["rows"]:
+            parts = row["parts"] or {}
+            yield (
+                cell["size"],
+                str(cell["threads"]),
+                row["name"],
+                f"{row['tokens_per_second']:,.0f}",
+                *("" if row[key] is None else f"{row[key]:.2f}" for key in ("x_best_float", "x_qat_compiled")),
+                _milliseconds(row["seconds_min"]),
+                *(_milliseconds(parts[part]) if part in parts else "" for part in PARTS),
+                f"{row['peak_bytes'] / 2**20:,.0f}",
+                f"{row['state_bytes_per_parameter']:.2f}",
+            )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What a reader of the table has to know."""
+    machine = result["machine"]
+    clock = "on the wall" if result["clock"] == "wall" else "the processor time of the process"
+    lines = [
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} "
+        f"({machine['torch_cpu_capability']}), {', '.join(machine['backends'].values()) or 'no backend of votes'}, "
+        f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start and "
+        f"{machine['load_average_at_end']} at the end.",
+        f"A step: forward, cross entropy, backward, update, by the loop of arb train. Times are {clock}, the least of "
+        "all steps; tokens a second and ratios are of these. Peak memory is that of a process that trains nothing "
+        "else, compilers included; bytes a parameter count gradients where they are stored.",
+    ]
+    told: dict[str, str] = {}
+    for cell in result["cells"]:
+        shape = cell["shape"]
+        lines.append(
+            f"{cell['size']}, {cell['threads']} threads: {shape['layers']} layers of {shape['width']}, vocabulary "
+            f"{shape['vocabulary']:,}, {shape['batch']} x {shape['block']} tokens; {cell['in_turns']}; load average "
+            f"{cell['load_average']} to {cell['load_average_at_end']}."
+        )
+        lines += [
+            f"{cell['size']}, {cell['threads']} threads: {each['name']} is left out: {each['reason'].splitlines()[0]}"
+            for each in cell["excluded"]
+        ]
+        told |= {row["way"]: row["what"] for row in cell["rows"]}
+    lines += [f"{name}: {what}." for name, what in told.items()]
+    profiled = [row for cell in result["cells"] for row in cell["rows"] if row["profile"]]
+    if profiled:
+        slower = max(row["profile"]["total"] / row["wall_seconds_min"] for row in profiled)
+        lines.append(
+            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an operation "
+            f"belongs to. Profiled steps took up to {slower:.2f} times as long; that falls on calls, which are here "
+            "what the parts leave of the step. Of compiled models, what the compiler fused counts as else."
+        )
+    return lines
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The table in Markdown, with the notes below it."""
+    lines = [COLUMNS, ("---", "---:", "---", *("---:",) * (len(COLUMNS) - 3)), *rows(result)]
+    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *notes(result), ""])
