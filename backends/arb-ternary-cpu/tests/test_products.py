@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from arb_ternary.backends.protocol import KernelBackend, WeightShape
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import usable_isas
 
-#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one group. Whole tiles of
-#: a matrix unit, 16 x 64, and one row, output and term more; more rows than sums are kept of.
+#: ``(M, N, K, G)``: one row, few rows, one panel more; strips and blocks that are cut; a row as one group. Whole tiles
+#: of a matrix unit, 16 x 64, and one row, output and term more; more rows than sums are kept of.
 SIZES = (
     (1, 1, 1, 1),
     (1, 33, 300, 128),
@@ -74,22 +75,43 @@ def within(got: Tensor, left: Tensor, right: Tensor, roundings: int) -> bool:
     return bool(((got.double() - wanted).abs() <= bound).all())
 
 
+@cache
+def int8_case(
+    size: tuple[int, int, int, int], exponents: tuple[int, int]
+) -> tuple[tuple[Tensor, ...], dict[torch.dtype, Tensor]]:
+    """Operands, and the torch backend's products of them: made once for all instruction sets and numbers of threads."""
+    rows, out_features, columns, group = size
+    shape = WeightShape(out_features, columns, group)
+    q, scale, bias = numbers(1, -128, 127, rows, columns), normal(2, rows).abs(), normal(3, out_features)
+    grad, unit = numbers(4, -128, 127, rows, out_features), torch.tensor(2.0**-9)
+    trits = numbers(out_features, -1, 1, out_features, columns)
+    exponent = numbers(columns, *exponents, out_features, shape.groups)
+    packed, dtypes = reference.pack(trits), (torch.float32, torch.bfloat16, torch.float16)
+    products = {dtype: reference.linear(q, scale, packed, exponent, bias, shape, dtype) for dtype in dtypes}
+    return (q, scale, bias, grad, unit, trits, exponent), products
+
+
+@cache
+def int8_grad_input(size: tuple[int, int, int, int], exponents: tuple[int, int]) -> Tensor:
+    """As :func:`int8_case`, the gradient of its input."""
+    (_, _, _, grad, unit, trits, exponent), _ = int8_case(size, exponents)
+    return reference.linear_grad_input(
+        grad, unit, reference.pack(trits), exponent, WeightShape(*size[1:]), torch.float32
+    )
+
+
 @pytest.mark.parametrize("exponents", EXPONENTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_int8_products_have_the_bits_of_the_torch_backend(
     backend: KernelBackend, threads: int, size: tuple[int, int, int, int], exponents: tuple[int, int]
 ) -> None:
-    rows, out_features, columns, group = size
-    weight = Weight(backend, out_features, columns, group, exponents)
-    q, scale, bias = numbers(1, -128, 127, rows, columns), normal(2, rows).abs(), normal(3, out_features)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        arguments = (weight.exponent, bias, weight.shape, dtype)
-        y = backend.kernels["linear"](q, scale, weight.packed, *arguments)
-        assert torch.equal(y, reference.linear(q, scale, weight.reference, *arguments))
-    grad, unit = numbers(4, -128, 127, rows, out_features), torch.tensor(2.0**-9)
-    arguments = (weight.exponent, weight.shape, torch.float32)
-    got = backend.kernels["linear_grad_input"](grad, unit, weight.packed, *arguments)
-    assert torch.equal(got, reference.linear_grad_input(grad, unit, weight.reference, *arguments))
+    operands, wanted = int8_case(size, exponents)
+    q, scale, bias, grad, unit, trits, exponent = operands
+    shape, packed = WeightShape(*size[1:]), backend.kernels["pack"](trits)
+    for dtype, y in wanted.items():
+        assert torch.equal(backend.kernels["linear"](q, scale, packed, exponent, bias, shape, dtype), y)
+    got = backend.kernels["linear_grad_input"](grad, unit, packed, exponent, shape, torch.float32)
+    assert torch.equal(got, int8_grad_input(size, exponents))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -187,22 +209,27 @@ def test_subnormal_rows_are_quantised_with_the_bits_of_the_torch_backend(backend
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("special", [None, torch.nan, torch.inf, 0.0, 127.0, 3e38, 1e-45])
-def test_gradients_are_rounded_with_the_bits_of_the_torch_backend(
-    backend: KernelBackend, threads: int, special: float | None, dtype: torch.dtype
-) -> None:
+ROUNDING = (-7, (3 << 20) + 1, 8 * 0xDEADBEEF + 1)
+
+
+@cache
+def rounded_gradient(special: float | None, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A gradient, and what the torch backend rounds it to: once for all instruction sets and numbers of threads."""
     grad = normal(1, 131, 257).mul_(1e-3).to(dtype)
     if special == 0.0:
         grad.zero_()
     elif special is not None:
         grad[17, 40] = special
-    arguments = (-7, (3 << 20) + 1, 8 * 0xDEADBEEF + 1)
-    for got, wanted in zip(
-        backend.kernels["quantize_gradient"](grad, *arguments),
-        reference_votes.quantize_gradient(grad, *arguments),
-        strict=True,
-    ):
+    return grad, reference_votes.quantize_gradient(grad, *ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("special", [None, torch.nan, torch.inf, 0.0, 127.0, 3e38, 1e-45])
+def test_gradients_are_rounded_with_the_bits_of_the_torch_backend(
+    backend: KernelBackend, threads: int, special: float | None, dtype: torch.dtype
+) -> None:
+    grad, rounded = rounded_gradient(special, dtype)
+    for got, wanted in zip(backend.kernels["quantize_gradient"](grad, *ROUNDING), rounded, strict=True):
         assert torch.equal(got, wanted)
 
 
