@@ -135,7 +135,7 @@ class Worker {
     const Panels panels(t_.batch, t_.products.few_rows);
     const int64_t steps = shape.blocks * kStepsPerBlock;
     for (int64_t p = 0; p < panels.count; ++p) {
-      t_.products.pack_int8(desk_.q + panels.start(p) * count, count, panels.rows(p), count, steps, 0,
+      t_.products.int8.pack(desk_.q + panels.start(p) * count, count, panels.rows(p), count, steps, 0,
                             desk_.panels + panels.start(p) * steps * 4);
     }
   }
