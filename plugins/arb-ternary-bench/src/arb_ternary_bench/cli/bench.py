@@ -9,6 +9,7 @@ import click
 
 from arb_ternary.cli.options import as_json, overrides
 from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_bench.cli.bench_generate import generate
 from arb_ternary_bench.cli.bench_kernels import kernels
 from arb_ternary_bench.cli.bench_network import network
 from arb_ternary_bench.cli.bench_step import step
@@ -24,6 +25,7 @@ def bench() -> None:
 
 
 bench.add_command(quality)
+bench.add_command(generate)
 bench.add_command(kernels)
 bench.add_command(network)
 bench.add_command(step)

@@ -1,0 +1,137 @@
+"""``arb bench generate``: whole models that read prompts and write tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from arb_ternary.cli.options import as_json, plugin_files
+from arb_ternary.cli.output import print_json, print_table
+
+__all__ = ["generate"]
+
+_SHAPES = "0.6m,125m,1b,2b"
+
+
+def _parts(text: str) -> list[str]:
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise click.BadParameter("it names nothing")
+    return parts
+
+
+def _shapes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[Any, ...]:
+    from arb_ternary_bench.generation.shapes import SHAPES
+
+    for part in _parts(text):
+        if part not in SHAPES:
+            raise click.BadParameter(f"{part!r} is not one of {', '.join(SHAPES)}")
+    return tuple(SHAPES[part] for part in _parts(text))
+
+
+def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    for part in _parts(text):
+        if not (part.isascii() and part.isdecimal() and int(part)):
+            raise click.BadParameter(f"{part!r} is not a whole number of at least 1")
+    return tuple(int(part) for part in _parts(text))
+
+
+def _contenders(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    from arb_ternary.backends.select import BackendRequest, candidates, select
+    from arb_ternary_bench.generation.contenders import BFLOAT16, LLAMA_CPP
+
+    others = (*LLAMA_CPP, BFLOAT16)
+    if text is None:
+        usable = [one.name for one in candidates("cpu") if one.usable and not one.last_resort]
+        return (*usable[:1], *others)
+    return tuple(
+        part if part in others else select(BackendRequest(part, "--contenders", "cpu")).name for part in _parts(text)
+    )
+
+
+@click.command()
+@plugin_files
+@click.option(
+    "--shapes", default=_SHAPES, show_default=True, metavar="NAME,...", callback=_shapes,
+    help="Models: 0.6m, 125m, 1b, 2b, 7b, tiny.",
+)  # fmt: skip
+@click.option(
+    "--prompts", default="128,512", show_default=True, metavar="N,...", callback=_counts, help="Tokens of a prompt."
+)
+@click.option("--batches", default="1,8", show_default=True, metavar="N,...", callback=_counts, help="Sequences.")
+@click.option(
+    "--new-tokens", default=128, show_default=True, type=click.IntRange(min=2), help="That each sequence gets."
+)
+@click.option(
+    "--contenders", metavar="NAME,...", callback=_contenders,
+    help="Backends, tq2_0, tq1_0, bfloat16; default: the preferred backend and all others.",
+)  # fmt: skip
+@click.option(
+    "--group", default="128", show_default=True, type=click.Choice(["32", "64", "128", "256", "row"]),
+    help="Weights that share an exponent, on backends.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), help="Of every contender; default: torch's.")
+@click.option(
+    "--seconds", default=5.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="For each case of a contender, in each round.",
+)  # fmt: skip
+@click.option("--rounds", default=2, show_default=True, type=click.IntRange(min=1), help="Turns of every contender.")
+@click.option(
+    "--limit", default=120.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="Leave prompts out that would take more seconds.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
+@as_json
+def generate(
+    shapes: tuple[Any, ...],
+    prompts: tuple[int, ...],
+    batches: tuple[int, ...],
+    new_tokens: int,
+    contenders: tuple[str, ...],
+    group: str,
+    threads: int | None,
+    seconds: float,
+    rounds: int,
+    limit: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Time whole models that read prompts and write tokens, beside llama.cpp and torch in bfloat16.
+
+    Weights are random. Every contender runs in a process of its own, one at a time, in turns with the others and with a
+    measurement of the read bandwidth. llama.cpp takes part where xllamacpp (or llama-cpp-python) and gguf are
+    installed; its files are written to a temporary folder.
+    """
+    import torch
+
+    from arb_ternary_bench.generation.bench import GenerateBench, run_generate_bench
+    from arb_ternary_bench.generation.result import COLUMNS, markdown, notes
+    from arb_ternary_bench.generation.result import rows as table_rows
+    from arb_ternary_train.directory import write_json
+
+    bench = GenerateBench(
+        shapes=shapes,
+        contenders=contenders,
+        prompts=prompts,
+        batches=batches,
+        new_tokens=new_tokens,
+        group_size="row" if group == "row" else int(group),  # type: ignore[arg-type]  # one of those of the option
+        threads=threads or torch.get_num_threads(),
+        seconds=seconds,
+        rounds=rounds,
+        limit=limit,
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    result = run_generate_bench(bench, say=lambda line: click.echo(line, err=True))
+    if out is not None:
+        write_json(out / "result.json", result)
+        (out / "table.md").write_text(markdown(result), encoding="utf-8")
+    if as_json:
+        print_json(result)
+        return
+    print_table(COLUMNS, table_rows(result))
+    for line in notes(result):
+        click.echo(line)

@@ -1,0 +1,1 @@
+"""Generation of text with whole models, beside other programs."""

@@ -1,0 +1,98 @@
+"""Who generates: the backends, llama.cpp in two ternary formats, and torch in bfloat16."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from arb_ternary_bench.generation.cases import Session
+from arb_ternary_bench.generation.gguf_file import BLOCK, file_bytes
+from arb_ternary_bench.generation.llama_cpp import INSTALL, LlamaCpp, installed
+from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
+
+__all__ = ["BFLOAT16", "LLAMA_CPP", "Contender", "missing", "needed_bytes", "obstacle", "open_session"]
+
+#: llama.cpp's types by the names of their contenders.
+LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
+BFLOAT16: Final = "bfloat16"
+#: Python, libraries, and what a pass computes beside keys and values.
+_ROOM: Final = 3 << 29
+
+
+@frozen(kw_only=True)
+class Contender:
+    """One of them.
+
+    Attributes:
+        name: of a backend, of :data:`LLAMA_CPP`, or :data:`BFLOAT16`.
+        group_size: weights that share an exponent, on a backend.
+        threads: that it computes with.
+    """
+
+    name: str
+    group_size: GroupSize
+    threads: int
+
+    @property
+    def title(self) -> str:
+        """As the table has it."""
+        if self.name in LLAMA_CPP:
+            return f"llama.cpp {LLAMA_CPP[self.name]}"
+        return "torch bfloat16" if self.name == BFLOAT16 else self.name
+
+
+def missing(name: str) -> str | None:
+    """Why a contender cannot take part at all on this machine."""
+    if name not in LLAMA_CPP:
+        return None
+    for module in ("gguf",) if installed() else ("xllamacpp", "gguf"):
+        if find_spec(module) is None:
+            return f"{module} is not installed: {INSTALL}"
+    return None
+
+
+def obstacle(contender: Contender, shape: GenerationShape) -> str | None:
+    """Why it cannot hold the shape."""
+    if contender.name not in LLAMA_CPP:
+        return None
+    inputs = {columns for _, _, columns in shape.matrices()}
+    odd = sorted(columns for columns in inputs if columns % BLOCK)
+    return f"its rows are blocks of {BLOCK} weights, and {odd[0]} is no multiple" if odd else None
+
+
+def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batch: int) -> int:
+    """About what a process with it takes, for ``batch`` sequences of ``length`` tokens."""
+    cached = 2 * shape.layers * batch * length * shape.key_width
+    if contender.name in LLAMA_CPP:
+        return _ROOM + file_bytes(shape, LLAMA_CPP[contender.name]) + 2 * cached
+    # A cache that grows is there twice while it does.
+    if contender.name == BFLOAT16:
+        return _ROOM + 2 * shape.weights() + 2 * 2 * cached // shape.layers + 2 * cached
+    group = shape.width if contender.group_size == "row" else contender.group_size
+    largest = 4 * shape.width * max(shape.vocabulary, shape.feed_forward)
+    return _ROOM + round(shape.weights() * (1 + 1 / 4 + 2 / group)) + largest + 4 * cached
+
+
+def open_session(contender: Contender, shape: GenerationShape, length: int, file: Path | None) -> Session:
+    """Load it, or make its weights.
+
+    Args:
+        contender: who.
+        shape: of the model.
+        length: the most tokens of a sequence.
+        file: for llama.cpp, a file of :func:`~arb_ternary_bench.generation.gguf_file.write_random_gguf`.
+    """
+    if contender.name in LLAMA_CPP:
+        assert file is not None
+        return LlamaCpp(file, shape, LLAMA_CPP[contender.name], contender.threads)
+    import torch
+
+    from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
+
+    torch.set_num_threads(contender.threads)
+    if contender.name == BFLOAT16:
+        return DecoderSession(bfloat16_decoder(shape, length))
+    return DecoderSession(ternary_decoder(shape, length, contender.group_size, contender.name))

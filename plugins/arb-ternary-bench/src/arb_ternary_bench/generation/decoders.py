@@ -1,0 +1,86 @@
+"""Our decoder with random weights, ternary on a backend or bfloat16 in torch, as sessions of the bench."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from attrs import evolve
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from arb_ternary.backends.select import use_backend
+from arb_ternary.ternary.models import ternary_modules
+from arb_ternary.ternary.module import DRAWS, TernaryModule
+from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
+from arb_ternary_bench.steps.large_model import draw_trits_
+from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.parts import TiedHead
+
+__all__ = ["DecoderSession", "bfloat16_decoder", "ternary_decoder"]
+
+
+class DecoderSession:
+    """A decoder that reads tokens and takes the likeliest next ones.
+
+    Args:
+        model: of ours, in either form.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model.eval()
+        self.weight_bytes = sum(_bytes_read(module) for module in _matrices(model))
+
+    def start(self, batch: int, length: int) -> None:  # the cache grows as it is filled
+        """An empty cache for ``batch`` sequences of up to ``length`` tokens."""
+        self._cache: KeyValueCache = self._model.new_cache(batch)
+
+    @torch.no_grad()
+    def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
+        logits_BSV: Tensor = self._model(torch.from_numpy(tokens_BS), self._cache)
+        likeliest: NDArray[np.int64] = logits_BSV[:, -1].argmax(dim=-1).numpy()
+        return likeliest
+
+
+def ternary_decoder(shape: GenerationShape, max_length: int, group_size: GroupSize, backend: str) -> Decoder:
+    """Random trits, a third of them of each kind; blocks are copies of one, since no kernel looks at their values."""
+    generator = torch.Generator().manual_seed(0)
+    config = shape.config(max_length, group_size)
+    token = DRAWS.set(False)
+    try:
+        with use_backend(backend):
+            model = Decoder(evolve(config, layers=1), shape.vocabulary)
+    finally:
+        DRAWS.reset(token)
+    for _, module in ternary_modules(model):
+        draw_trits_(module, generator)
+    return _deep(model, config.layers)
+
+
+def bfloat16_decoder(shape: GenerationShape, max_length: int) -> Decoder:
+    """Every weight and activation in bfloat16; blocks are copies of one here too."""
+    torch.manual_seed(0)
+    config = shape.config(max_length, "row", floats=True)
+    return _deep(Decoder(evolve(config, layers=1), shape.vocabulary).to(torch.bfloat16), config.layers)
+
+
+def _deep(model: Decoder, layers: int) -> Decoder:
+    """``model`` with ``layers`` blocks like its one."""
+    for _ in range(1, layers):
+        model.blocks.append(copy.deepcopy(model.blocks[0]))
+    model.config = evolve(model.config, layers=layers)
+    return model
+
+
+def _matrices(model: Decoder) -> list[nn.Module]:
+    """The modules whose weights a pass reads whole."""
+    found = [module for module in model.blocks.modules() if isinstance(module, TernaryModule | nn.Linear)]
+    return [*found, model.embedding if isinstance(model.head, TiedHead) else model.head]
+
+
+def _bytes_read(module: nn.Module) -> int:
+    tensors = (getattr(module, name, None) for name in ("weight", "exponent"))
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))

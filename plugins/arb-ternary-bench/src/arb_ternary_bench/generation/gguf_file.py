@@ -1,0 +1,110 @@
+"""GGUF files of random ternary weights, for llama.cpp; written with the package ``gguf`` (PyPI), one tensor at a time.
+
+Every matrix is in the ternary type, embedding and head too: llama.cpp then reads as many trits as everybody else. There
+is no tokenizer: the bench gives token ids.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arb_ternary_bench.generation.shapes import GenerationShape
+
+__all__ = ["BLOCK", "BLOCK_BYTES", "file_bytes", "write_random_gguf"]
+
+#: Weights that share a scale in TQ1_0 and TQ2_0; rows are whole blocks.
+BLOCK: Final = 256
+#: Bytes of such a block, by the type's name.
+BLOCK_BYTES: Final = {"TQ1_0": 54, "TQ2_0": 66}
+#: Blocks that are drawn; the tensors of a file repeat them.
+_DRAWN: Final = 1 << 12
+
+
+def file_bytes(shape: GenerationShape, kind: str) -> int:
+    """Bytes of the tensors in the file; the rest of it is small."""
+    return shape.weights() // BLOCK * BLOCK_BYTES[kind]
+
+
+def write_random_gguf(path: Path, shape: GenerationShape, kind: str, context: int, seed: int = 0) -> None:
+    """Write the file.
+
+    Args:
+        path: where; it must not exist.
+        shape: all inputs of its matrices are multiples of :data:`BLOCK`.
+        kind: ``TQ1_0`` or ``TQ2_0``.
+        context: the most positions of a sequence.
+        seed: of the weights; a third of them is -1, 0 and 1 each.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "bitnet" if shape.bitnet else "llama")
+    try:
+        _describe(writer, shape, context)
+        names = _plan(writer, shape, getattr(gguf.GGMLQuantizationType, kind))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        blocks = _random_blocks(kind, seed)
+        for rows, columns in names:
+            if columns is None:
+                writer.write_tensor_data(np.ones(rows, np.float32))
+            else:
+                writer.write_tensor_data(np.resize(blocks, (rows * columns // BLOCK, blocks.shape[1])))
+    finally:
+        writer.close()
+
+
+def _describe(writer: Any, shape: GenerationShape, context: int) -> None:
+    writer.add_context_length(context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.width // shape.heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_tokenizer_model("none")
+
+
+def _plan(writer: Any, shape: GenerationShape, kind: Any) -> list[tuple[int, int | None]]:
+    """Announce every tensor, in the order in which they are written; rows and columns, None for a vector."""
+    planned: list[tuple[int, int | None]] = []
+
+    def vector(name: str, features: int) -> None:
+        writer.add_tensor_info(f"{name}.weight", (features,), np.dtype(np.float32), 4 * features)
+        planned.append((features, None))
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        nbytes = rows * columns // BLOCK * BLOCK_BYTES[kind.name]
+        row_bytes = columns // BLOCK * BLOCK_BYTES[kind.name]
+        writer.add_tensor_info(f"{name}.weight", (rows, row_bytes), np.dtype(np.uint8), nbytes, raw_dtype=kind)
+        planned.append((rows, columns))
+
+    matrix("token_embd", shape.vocabulary, shape.width)
+    for number in range(shape.layers):
+        norms = {"attn_norm": shape.width, "ffn_norm": shape.width}
+        if shape.bitnet:
+            norms |= {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.feed_forward}
+        for name, features in norms.items():
+            vector(f"blk.{number}.{name}", features)
+        for name, rows, columns in shape.matrices():
+            matrix(f"blk.{number}.{name}", rows, columns)
+    vector("output_norm", shape.width)
+    if not shape.tied:
+        matrix("output", shape.vocabulary, shape.width)
+    return planned
+
+
+def _random_blocks(kind: str, seed: int) -> NDArray[np.uint8]:
+    """``[blocks, bytes]``: random trits with the scale 1/32."""
+    import gguf
+
+    trits = np.random.default_rng(seed).integers(-1, 2, (_DRAWN, BLOCK)).astype(np.float32)
+    trits[:, 0] = 1  # a block's scale is that of its largest weight
+    packed: NDArray[np.uint8] = gguf.quantize(trits / 32, getattr(gguf.GGMLQuantizationType, kind))
+    return packed
