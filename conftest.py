@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+
+# Workers share the cores, and threads that spin while they wait take them from each other. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
 
 # As many examples in both: continuous integration has the same limit of time, and draws the same examples each time.
 for _name in ("dev", "ci"):
@@ -60,6 +64,14 @@ def _one_thread_and_a_seed() -> None:
     torch.set_num_threads(1)
     # torch.manual_seed keeps a traceback for each kind of device that is not there: half a millisecond, and memory.
     (torch.manual_seed if _GPU else torch.default_generator.manual_seed)(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test takes the power away: what is written need not be on the disk. A run of two steps flushes 22 times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

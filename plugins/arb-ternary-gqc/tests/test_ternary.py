@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,14 @@ def device_for(backend: str) -> str:
     pytest.skip(f"no device for {backend}: {'; '.join(reasons)}")
 
 
-@pytest.mark.parametrize("backend", [found.spec.name for found in manager().registry.all("backend")])
+def backends() -> Iterator[Any]:
+    """Every backend; one that compiles each kernel, which takes 20 seconds for this layer, is slow."""
+    for found in manager().registry.all("backend"):
+        name = found.spec.name
+        yield pytest.param(name, marks=pytest.mark.slow if name == "tilelang" else ())
+
+
+@pytest.mark.parametrize("backend", list(backends()))
 def test_norms_are_those_of_the_gradients_and_of_the_reference_on_every_backend(backend: str) -> None:
     model, reference = layer().to(device_for(backend)), layer()
     model[0].set_backend(backend)
