@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,26 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
         pieces = [model(piece, cache) for piece in ids.tensor_split(sorted(set(cuts)), dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids), rtol=0, atol=4 * rounding(model, 15))
     assert cache.length == 15
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_next_logits_are_the_last_of_all_also_of_a_forward_pass_of_ones_own(
+    float_decoder: Decoders, tokens: Tokens, length: int
+) -> None:
+    class Halved(Decoder):
+        def forward(self, tokens_BS: torch.Tensor, cache: Any = None) -> torch.Tensor:
+            return super().forward(tokens_BS, cache) / 2
+
+    model, ids = float_decoder(), tokens(3, 8 + length)
+    own = Halved(model.config, model.vocabulary_size)
+    own.set_dtype(torch.float64)
+    own.load_state_dict(model.state_dict())
+    for each, factor in ((model, 1.0), (own.eval(), 0.5)):
+        cache = each.new_cache(3)
+        each.next_logits(ids[:, :8], cache)
+        found = each.next_logits(ids[:, 8:], cache)
+        torch.testing.assert_close(found, model(ids)[:, -1] * factor)
+        assert cache.length == 8 + length
 
 
 def test_a_sliding_window_decodes_beyond_the_context_in_bounded_memory(

@@ -152,6 +152,16 @@ def test_greedy_text_is_the_argmax_of_full_forward_passes(float_decoder: Decoder
     assert list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0)) == ids[3:]
 
 
+def test_the_head_multiplies_the_last_position_of_a_prompt_alone(float_decoder: Decoders, tokens: Tokens) -> None:
+    model = float_decoder()
+    prompt = tokens(1, 9)
+    sizes = []
+    model.head.register_forward_hook(lambda _head, _inputs, logits: sizes.append(logits.numel()))
+    (drawn,) = generate(model, prompt[0].tolist(), max_new_tokens=1, temperature=0.0)
+    assert sizes == [model.vocabulary_size]
+    assert drawn == greedy(model, prompt[0].tolist())
+
+
 def test_a_prompt_longer_than_the_context_keeps_its_latest_tokens(float_decoder: Decoders, tokens: Tokens) -> None:
     model = float_decoder(max_length=8)
     prompt = tokens(1, 21)[0].tolist()

@@ -40,8 +40,8 @@ class DecoderSession:
     @torch.no_grad()
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
-        logits_BSV: Tensor = self._model(torch.from_numpy(tokens_BS), self._cache)
-        likeliest: NDArray[np.int64] = logits_BSV[:, -1].argmax(dim=-1).numpy()
+        logits_BV: Tensor = self._model.next_logits(torch.from_numpy(tokens_BS), self._cache)
+        likeliest: NDArray[np.int64] = logits_BV.argmax(dim=-1).numpy()
         return likeliest
 
 

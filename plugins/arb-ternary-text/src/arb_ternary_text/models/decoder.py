@@ -57,12 +57,13 @@ class Decoder(Transformer):
         """Positions that a position sees, itself included; None = all."""
         return self.config.sliding_window
 
-    def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None, *, last_only: bool = False) -> Tensor:
         """Logits ``[B, S, V]`` of the token that follows each position.
 
         Args:
             tokens_BS: token ids, int64 (or int32).
             cache: what earlier calls have seen; ``tokens_BS`` continue it, and it is advanced.
+            last_only: whether those of the last position are all that is wanted, ``[B, 1, V]``.
 
         Raises:
             UsageProblem: the sequence exceeds the context, or the cache does not fit the batch.
@@ -72,7 +73,17 @@ class Decoder(Transformer):
             if logits_B1V is not None:
                 return logits_B1V
         streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
-        return self.logits(self._run(self.embed(tokens_BS), self.blocks, streamed))
+        x_BSD = self._run(self.embed(tokens_BS), self.blocks, streamed)
+        return self.logits(x_BSD[:, -1:] if last_only else x_BSD)
+
+    def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
+        """Logits ``[B, V]`` of the token after the last position; the head multiplies no other.
+
+        A subclass with a ``forward`` of its own computes all, of which these are the last.
+        """
+        plain = type(self).forward is Decoder.forward
+        logits_BSV: Tensor = self(tokens_BS, cache, last_only=True) if plain else self(tokens_BS, cache)
+        return logits_BSV[:, -1]
 
     def new_cache(self, batch_size: int) -> KeyValueCache:
         """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of tokens.

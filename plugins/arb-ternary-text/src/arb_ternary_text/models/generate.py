@@ -18,7 +18,15 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
 from arb_ternary_text.models.cache import KeyValueCache
 
-__all__ = ["CachedModel", "Unrolls", "draw_token", "generate", "next_token_probabilities", "streamed_text"]
+__all__ = [
+    "CachedModel",
+    "NextLogits",
+    "Unrolls",
+    "draw_token",
+    "generate",
+    "next_token_probabilities",
+    "streamed_text",
+]
 
 
 @runtime_checkable
@@ -37,6 +45,16 @@ class CachedModel(Protocol):
     def new_cache(self, batch_size: int) -> KeyValueCache: ...
 
     def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
+
+
+@runtime_checkable
+class NextLogits(Protocol):
+    """A model that computes the logits after the last position without those of all others.
+
+    Of a long prompt that saves most of the head's work; :func:`generate` asks where it can.
+    """
+
+    def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
 
 
 @runtime_checkable
@@ -136,6 +154,7 @@ class _Reader:
 
     def __init__(self, model: CachedModel, device: torch.device) -> None:
         self._model = model
+        self._next = model if isinstance(model, NextLogits) else None
         self._device = device
         self._cache = model.new_cache(1)
         self._seen: list[int] = []
@@ -159,6 +178,8 @@ class _Reader:
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
         tokens_1S = torch.tensor([ids], dtype=torch.int64, device=self._device)
+        if self._next is not None:
+            return self._next.next_logits(tokens_1S, self._cache)[0]
         return self._model(tokens_1S, self._cache)[0, -1]
 
 
