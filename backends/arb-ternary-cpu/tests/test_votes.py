@@ -220,6 +220,18 @@ def test_shifts_that_leave_32_bits_are_added_in_64(backend: KernelBackend) -> No
     layer.check()
 
 
+@pytest.mark.parametrize("columns", [[0.0, 1.0, 1e-38], [1.0, -2.0, 1e-38]], ids=["some are 0", "none is 0"])
+@pytest.mark.parametrize("row", [1.0, 1e20])
+def test_products_beyond_float32_are_clipped_and_count_as_none_times_0(
+    backend: KernelBackend, row: float, columns: list[float]
+) -> None:
+    layer = Layer(backend, WeightShape(3, 150, 32), low=-1)
+    grad, x = torch.tensor([[1e30, -1.0, -torch.inf]]), torch.tensor([[1.0, -3e8, 0.5]]).repeat(1, 50).contiguous()
+    factors = torch.cat([torch.full((3,), row), torch.tensor(columns).repeat_interleave(50)])
+    layer.cast("cast_scaled_votes", grad, x, None, vote_scale=factors, limits=(900, 2))
+    layer.check()
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("mode", ["sign", "shifts", "factors", "float"])
 def test_votes_of_a_lookup_are_the_torch_backends_bit_for_bit(

@@ -57,6 +57,8 @@ struct TileRule {
   int32_t limit = 0;         // largest vote in 256ths
   int32_t noise_shift = 8;   // bits of the hash that the noise of `factors` does not have
   int32_t noise_start = 0;   // least noise in 2**-24
+  bool finite_factors = false;  // of all columns
+  bool no_zero_factors = false;
   int32_t bound[32] = {};    // by shift to the right: min((limit << shift) >> 8, 2**31 - 1)
   bool wide_shifts = false;  // row plus column shifts may leave 32 bits
   int32_t least_shift = 0;   // of all columns
@@ -67,8 +69,8 @@ struct TileRule {
 // Shifts to the right up to which g + noise, g clipped, needs no more than 32 bits for any limit.
 constexpr int32_t kMostPlannedShift = 24;
 
-// What shifts by up to kMostPlannedShift bits to the right make of the columns of a tile, for rows of one shift: noise is
-// taken of hashes by `mask` and added to what is held between `low` and `high`, before the shift.
+// What shifts by up to kMostPlannedShift bits to the right make of the columns of a tile, for rows of one shift: noise
+// is taken of hashes by `mask` and added to what is held between `low` and `high`, before the shift.
 struct ShiftPlan {
   alignas(64) int32_t right[kTileColumns];
   alignas(64) int32_t high[kTileColumns];
@@ -89,6 +91,12 @@ static inline bool can_plan(const TileRule& tile, int32_t row_shift) {
   if (tile.wide_shifts || !tile.small_sizes) return false;
   const int32_t shift = row_shift - tile.power;
   return shift + tile.least_shift >= 0 && shift + tile.most_shift <= kMostPlannedShift;
+}
+
+// Whether no product of a finite gradient and the factors is NaN, as infinity times 0 is, and noise has all its bits.
+static inline bool has_plain_factors(const TileRule& tile, const RowRule& row) {
+  const float size = row.factor < 0.0f ? -row.factor : row.factor;
+  return tile.noise_shift == 8 && tile.finite_factors && size <= (tile.no_zero_factors ? 3.402823466e38f : 1.0f);
 }
 
 // Sums over the columns of a row; those of integers are exact.
@@ -164,8 +172,8 @@ struct VoteKernels {
   // Flips, leak and decay of `columns` votes of a row; `hash` is that of the first, see HashStream. Returns the trits
   // that moved.
   int64_t (*flip)(int8_t* votes, int64_t columns, uint8_t* codes, const FlipRule& rule, uint32_t hash);
-  // Votes of `count` groups: votes = clip(votes - ((score + noise) >> shift), -127, 127), the noise being the low bits of
-  // the hashes that begin with `hash`.
+  // Votes of `count` groups: votes = clip(votes - ((score + noise) >> shift), -127, 127), the noise being the low bits
+  // of the hashes that begin with `hash`.
   void (*settle)(const int32_t* score, int64_t count, uint32_t hash, int shift, int8_t* votes);
   // Moves `count` exponents; `origin` advances by `origin_stride` of 0 or 1. Returns how many moved.
   int64_t (*move_exponents)(int8_t* exponent, int8_t* votes, const int8_t* origin, int64_t origin_stride, int64_t count,

@@ -45,8 +45,8 @@ class Product {
       caster_.begin(tile_, task, start);
       for (int64_t t = first_tile; t < last_tile; ++t) {
         const int64_t rows = rows_of(t);
-        // Of the first rows the product comes before they are needed. The processor has few requests under way at a time
-        // and would wait where there are more.
+        // Of the first rows the product comes before they are needed. The processor has few requests under way at a
+        // time and would wait where there are more.
         for (int64_t r = 0; r < std::min(rows, kRowsAhead); ++r) caster_.prefetch(start, t * kTileRows + r, r == 0);
         const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
         const int64_t row_bytes = kTilePitch * (wide() ? 8 : 4);

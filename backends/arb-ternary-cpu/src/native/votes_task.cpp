@@ -89,6 +89,11 @@ Caster::Caster(const CastState& state, const VoteKernels& kernels, GradientType 
   int32_t* padded = column_scale_.as<int32_t>();
   std::memcpy(padded, column, static_cast<size_t>(state.columns) * 4);
   std::fill(padded + state.columns, padded + state.padded_columns(), 0);
+  if (state.rule == VoteRule::factors) {
+    const float* factors = column_scale_.as<float>();
+    rule_.finite_factors = std::all_of(factors, factors + state.columns, [](float f) { return std::isfinite(f); });
+    rule_.no_zero_factors = std::all_of(factors, factors + state.columns, [](float f) { return f != 0.0f; });
+  }
   if (state.rule == VoteRule::shifts) {
     rule_.wide_shifts = is_wide(static_cast<const int32_t*>(state.vote_scale), state.rows + state.columns);
     const auto ends = std::minmax_element(column, column + state.columns);

@@ -89,8 +89,8 @@ class Caster {
   };
 
   void begin(Tile& tile, int64_t task, int64_t start) const;
-  // Fetches into the second-level cache what casting a row of the tile at a column will read from memory; codes with the
-  // first row of a block, or if `codes`.
+  // Fetches what casting a row of the tile that begins at a column will read from memory; codes with the first row of a
+  // block, or if `codes`.
   void prefetch(int64_t start, int64_t n, bool codes) const;
   // `g`: whole_columns() elements of the tile's gradient row; those beyond the weight's are 0.
   void cast(Tile& tile, int64_t slot, int64_t n, const void* g) const;

@@ -1,6 +1,8 @@
 // Rows of votes with 256-bit registers, for `avx2` and `avxvnni`. Sums are taken in the order of votes_rows.h.
 #pragma once
 
+#include <type_traits>
+
 #include "votes_ymm.h"
 
 namespace arb {
@@ -44,14 +46,17 @@ ARB_INLINE __m256i narrow(const __m256i v[4]) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+struct BySigns {
+  BySigns(const TileRule&, const RowRule&) {}
+};
+
 struct ByFactors {
-  __m256 row, scale, largest, smallest;
+  __m256 row, largest, smallest;
   __m256i noise_start;
   __m128i noise_shift;
 
   ByFactors(const TileRule& tile, const RowRule& rule)
       : row(_mm256_set1_ps(rule.factor)),
-        scale(_mm256_set1_ps(tile.scale)),
         largest(_mm256_set1_ps(static_cast<float>(tile.limit) / 256.0f)),
         smallest(_mm256_set1_ps(static_cast<float>(-tile.limit) / 256.0f)),
         noise_start(_mm256_set1_epi32(tile.noise_start)),
@@ -93,6 +98,19 @@ struct ByShifts {
     const __m256i small = _mm256_max_epi32(_mm256_min_epi32(g, _mm256_set1_epi32(128)), _mm256_set1_epi32(-128));
     const __m256i shifted = _mm256_min_epi32(_mm256_sllv_epi32(small, count), largest);
     return _mm256_blendv_epi8(v, _mm256_max_epi32(shifted, smallest), left);
+  }
+};
+
+// The same by a plan.
+struct ByPlan {
+  const ShiftPlan& plan;
+
+  ByPlan(const TileRule&, const RowRule& rule) : plan(*rule.plan) {}
+
+  ARB_INLINE __m256i votes(__m256i g, int64_t k, __m256i hash) const {
+    const __m256i held = _mm256_min_epi32(_mm256_max_epi32(g, load_ymm(plan.low + k)), load_ymm(plan.high + k));
+    const __m256i noise = _mm256_and_si256(hash, load_ymm(plan.mask + k));
+    return _mm256_srav_epi32(_mm256_add_epi32(held, noise), load_ymm(plan.right + k));
   }
 };
 
@@ -140,12 +158,14 @@ void vote_float_rows(const float* from, int64_t columns, const TileRule& tile, c
   row = {fold_lanes(squares), rule_of == VoteRule::sign ? 0.0f : fold_lanes(sizes), 0, nan};
 }
 
-template <VoteRule rule_of>
+template <class Rule>
 void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile, const RowRule& rule, int8_t* v,
                      RowSums& row, const ColumnSums& column) {
-  const ByFactors factors(tile, rule);
-  const ByShifts shifts(tile, rule);
-  const __m256i lanes = hash_lanes(1), one = _mm256_set1_epi32(1);
+  constexpr bool planned = std::is_same_v<Rule, ByPlan>;
+  const Rule rounding(tile, rule);
+  const __m256 scale = _mm256_set1_ps(tile.scale);
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i index = _mm256_add_epi32(hash_lanes(1), set1_ymm(rule.hash));
   const __m256i low_half = _mm256_set1_epi64x(0xFFFFFFFF);
   uint32_t* column_sizes = static_cast<uint32_t*>(column.sizes);
   __m256 squares[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -160,23 +180,33 @@ void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile,
       const __m256 square = _mm256_mul_ps(wide, wide);
       squares[j % 2] = _mm256_add_ps(squares[j % 2], square);
       add_to(column.squares + k, square);
-      if constexpr (rule_of == VoteRule::sign) {
+      if constexpr (std::is_same_v<Rule, BySigns>) {
         out[j] = _mm256_max_epi32(_mm256_min_epi32(g, one), _mm256_set1_epi32(-1));
       } else {
         const __m256i size = _mm256_abs_epi32(g);
-        sizes = _mm256_add_epi64(sizes, _mm256_and_si256(size, low_half));
-        sizes = _mm256_add_epi64(sizes, _mm256_srli_epi64(size, 32));
-        store_ymm(column_sizes + k, _mm256_add_epi32(load_ymm(column_sizes + k), size));
-        const uint32_t base = rule.hash + static_cast<uint32_t>(k) * kHashStep;
-        const __m256i hash = hash_bits(_mm256_add_epi32(lanes, set1_ymm(base)));
-        if constexpr (rule_of == VoteRule::factors) {
-          out[j] = factors.votes(_mm256_mul_ps(wide, factors.scale), tile.column_factor + k, hash);
+        // A row has 64 of these in a lane at most, which a plan keeps within 32 bits.
+        if constexpr (planned) {
+          sizes = _mm256_add_epi32(sizes, size);
         } else {
-          out[j] = shifts.votes(g, tile.column_shift + k, hash);
+          sizes = _mm256_add_epi64(sizes, _mm256_and_si256(size, low_half));
+          sizes = _mm256_add_epi64(sizes, _mm256_srli_epi64(size, 32));
+        }
+        store_ymm(column_sizes + k, _mm256_add_epi32(load_ymm(column_sizes + k), size));
+        const __m256i hash = hash_bits(index);
+        index = _mm256_add_epi32(index, set1_ymm(8 * kHashStep));
+        if constexpr (planned) {
+          out[j] = rounding.votes(g, k, hash);
+        } else if constexpr (std::is_same_v<Rule, ByFactors>) {
+          out[j] = rounding.votes(_mm256_mul_ps(wide, scale), tile.column_factor + k, hash);
+        } else {
+          out[j] = rounding.votes(g, tile.column_shift + k, hash);
         }
       }
     }
     store_ymm(v + c, narrow(out));
+  }
+  if constexpr (planned) {
+    sizes = _mm256_add_epi64(_mm256_and_si256(sizes, low_half), _mm256_srli_epi64(sizes, 32));
   }
   alignas(32) int64_t total[4];
   store_ymm(total, sizes);
@@ -197,13 +227,15 @@ void vote_int32_ymm(const void* g, int64_t columns, const TileRule& tile, const 
                     const ColumnSums& column) {
   const int32_t* from = static_cast<const int32_t*>(g);
   if (tile.rule == VoteRule::sign) {
-    vote_int32_rows<VoteRule::sign>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<BySigns>(from, columns, tile, rule, v, row, column);
   } else if (tile.rule == VoteRule::factors) {
-    vote_int32_rows<VoteRule::factors>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<ByFactors>(from, columns, tile, rule, v, row, column);
+  } else if (rule.plan != nullptr) {
+    vote_int32_rows<ByPlan>(from, columns, tile, rule, v, row, column);
   } else if (tile.wide_shifts) {
     vote_int32_plain(g, columns, tile, rule, v, row, column);
   } else {
-    vote_int32_rows<VoteRule::shifts>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<ByShifts>(from, columns, tile, rule, v, row, column);
   }
 }
 

@@ -54,8 +54,16 @@ struct BySigns {
   ARB_INLINE __m512i votes(__m512i g) const {
     return _mm512_max_epi32(_mm512_min_epi32(g, _mm512_set1_epi32(1)), _mm512_set1_epi32(-1));
   }
+
+  ARB_INLINE __m512i votes(__m512 g) const {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512i up = _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(g, zero, _CMP_GT_OQ), 1);
+    return _mm512_mask_set1_epi32(up, _mm512_cmp_ps_mask(g, zero, _CMP_LT_OQ), -1);
+  }
 };
 
+// `plain`: no product is NaN, and noise has all its bits.
+template <bool plain>
 struct ByFactors {
   __m512 row, largest, smallest;
   __m512 unit = _mm512_set1_ps(0x1p-24f);
@@ -71,11 +79,17 @@ struct ByFactors {
 
   ARB_INLINE __m512i votes(__m512 g, const float* factor, __m512i hash) const {
     const __m512 p = _mm512_mul_ps(_mm512_mul_ps(g, row), _mm512_loadu_ps(factor));
-    const __mmask16 good = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
-    const __m512 held = _mm512_max_ps(_mm512_maskz_min_ps(good, p, largest), smallest);
     // 24 bits times 2**-24 is exact, so that the fused sum is rounded as the sum alone would be.
-    const __m512 bits = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_srl_epi32(hash, noise_shift), noise_start));
-    return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(bits, unit, held), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    if constexpr (plain) return rounded(_mm512_min_ps(p, largest), _mm512_srli_epi32(hash, 8));
+    const __mmask16 good = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
+    return rounded(_mm512_maskz_min_ps(good, p, largest),
+                   _mm512_add_epi32(_mm512_srl_epi32(hash, noise_shift), noise_start));
+  }
+
+ private:
+  ARB_INLINE __m512i rounded(__m512 below, __m512i noise) const {
+    const __m512 v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(noise), unit, _mm512_max_ps(below, smallest));
+    return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
 };
 
@@ -124,42 +138,57 @@ struct ByPlan {
   }
 };
 
-template <VoteRule rule_of>
+ARB_INLINE __m512i magnitude_bits(__m512 g) {
+  return _mm512_and_si512(_mm512_castps_si512(g), _mm512_set1_epi32(0x7FFFFFFF));
+}
+
+// Of 64 numbers NaN becomes 0, infinity the largest number. Returns how many were NaN.
+inline int64_t clean_512(__m512 g[4]) {
+  int64_t nan = 0;
+  for (int j = 0; j < 4; ++j) {
+    const __mmask16 good = _mm512_cmp_ps_mask(g[j], g[j], _CMP_ORD_Q);
+    nan += 16 - __builtin_popcount(good);
+    g[j] = _mm512_max_ps(_mm512_maskz_min_ps(good, g[j], _mm512_set1_ps(kLargestFloat)), _mm512_set1_ps(-kLargestFloat));
+  }
+  return nan;
+}
+
+template <class Rule>
 void vote_float_rows(const float* from, int64_t columns, const TileRule& tile, const RowRule& rule, int8_t* v,
                      RowSums& row, const ColumnSums& column) {
-  const __m512 largest = _mm512_set1_ps(kLargestFloat), smallest = _mm512_set1_ps(-kLargestFloat);
-  const ByFactors factors(tile, rule);
-  const __m512i lanes = hash_lanes(1);
+  constexpr bool signs = std::is_same_v<Rule, BySigns>;
+  const __m512i infinite = _mm512_set1_epi32(0x7F800000);
+  const Rule rounding(tile, rule);
+  __m512i index = _mm512_add_epi32(hash_lanes(1), set1(rule.hash));
   float* column_sizes = static_cast<float*>(column.sizes);
   __m512 squares = _mm512_setzero_ps(), sizes = _mm512_setzero_ps();
   int64_t nan = 0;
   for (int64_t c = 0; c < columns; c += 64) {
+    __m512 g[4];
     __m512i out[4];
+    for (int j = 0; j < 4; ++j) g[j] = _mm512_loadu_ps(from + c + 16 * j);
+    const __m512i most = _mm512_max_epi32(_mm512_max_epi32(magnitude_bits(g[0]), magnitude_bits(g[1])),
+                                          _mm512_max_epi32(magnitude_bits(g[2]), magnitude_bits(g[3])));
+    if (__builtin_expect(_mm512_cmpge_epi32_mask(most, infinite) != 0, 0)) nan += clean_512(g);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const int64_t k = c + 16 * j;
-      __m512 g = _mm512_loadu_ps(from + k);
-      const __mmask16 good = _mm512_cmp_ps_mask(g, g, _CMP_ORD_Q);
-      if (__builtin_expect(good != 0xFFFF, 0)) nan += 16 - __builtin_popcount(good);
-      g = _mm512_max_ps(_mm512_maskz_min_ps(good, g, largest), smallest);
-      const __m512 square = _mm512_mul_ps(g, g);
+      const __m512 square = _mm512_mul_ps(g[j], g[j]);
       squares = _mm512_add_ps(squares, square);
       _mm512_storeu_ps(column.squares + k, _mm512_add_ps(_mm512_loadu_ps(column.squares + k), square));
-      if constexpr (rule_of == VoteRule::sign) {
-        const __m512 zero = _mm512_setzero_ps();
-        const __m512i up = _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(g, zero, _CMP_GT_OQ), 1);
-        out[j] = _mm512_mask_set1_epi32(up, _mm512_cmp_ps_mask(g, zero, _CMP_LT_OQ), -1);
+      if constexpr (signs) {
+        out[j] = rounding.votes(g[j]);
       } else {
-        const __m512 size = _mm512_abs_ps(g);
+        const __m512 size = _mm512_castsi512_ps(magnitude_bits(g[j]));
         sizes = _mm512_add_ps(sizes, size);
         _mm512_storeu_ps(column_sizes + k, _mm512_add_ps(_mm512_loadu_ps(column_sizes + k), size));
-        const __m512i hash = hash_bits(_mm512_add_epi32(lanes, set1(rule.hash + static_cast<uint32_t>(k) * kHashStep)));
-        out[j] = factors.votes(g, tile.column_factor + k, hash);
+        out[j] = rounding.votes(g[j], tile.column_factor + k, hash_bits(index));
+        index = _mm512_add_epi32(index, set1(16 * kHashStep));
       }
     }
     _mm512_storeu_si512(v + c, narrow(out));
   }
-  row = {fold_lanes(squares), rule_of == VoteRule::sign ? 0.0f : fold_lanes(sizes), 0, nan};
+  row = {fold_lanes(squares), signs ? 0.0f : fold_lanes(sizes), 0, nan};
 }
 
 // Sums of |g| over the columns of a row: 32 bits a lane where TileRule::small_sizes holds.
@@ -213,7 +242,7 @@ void vote_int32_rows(const int32_t* from, int64_t columns, const TileRule& tile,
         _mm512_storeu_si512(column_sizes + k, _mm512_add_epi32(_mm512_loadu_si512(column_sizes + k), size));
         const __m512i hash = hash_bits(index);
         index = _mm512_add_epi32(index, set1(16 * kHashStep));
-        if constexpr (std::is_same_v<Rule, ByFactors>) {
+        if constexpr (std::is_same_v<Rule, ByFactors<false>>) {
           out[j] = rounding.votes(_mm512_mul_ps(wide, scale), tile.column_factor + k, hash);
         } else if constexpr (std::is_same_v<Rule, ByPlan>) {
           out[j] = rounding.votes(g, k, hash);
@@ -231,9 +260,11 @@ void vote_float_512(const void* g, int64_t columns, const TileRule& tile, const 
                     const ColumnSums& column) {
   const float* from = static_cast<const float*>(g);
   if (tile.rule == VoteRule::sign) {
-    vote_float_rows<VoteRule::sign>(from, columns, tile, rule, v, row, column);
+    vote_float_rows<BySigns>(from, columns, tile, rule, v, row, column);
+  } else if (has_plain_factors(tile, rule)) {
+    vote_float_rows<ByFactors<true>>(from, columns, tile, rule, v, row, column);
   } else {
-    vote_float_rows<VoteRule::factors>(from, columns, tile, rule, v, row, column);
+    vote_float_rows<ByFactors<false>>(from, columns, tile, rule, v, row, column);
   }
 }
 
@@ -243,7 +274,7 @@ void vote_int32_512(const void* g, int64_t columns, const TileRule& tile, const 
   if (tile.rule == VoteRule::sign) {
     vote_int32_rows<BySigns, true>(from, columns, tile, rule, v, row, column);
   } else if (tile.rule == VoteRule::factors) {
-    vote_int32_rows<ByFactors, false>(from, columns, tile, rule, v, row, column);
+    vote_int32_rows<ByFactors<false>, false>(from, columns, tile, rule, v, row, column);
   } else if (tile.wide_shifts) {
     vote_int32_plain(g, columns, tile, rule, v, row, column);
   } else if (rule.plan != nullptr) {
