@@ -148,7 +148,8 @@ inline int64_t clean_512(__m512 g[4]) {
   for (int j = 0; j < 4; ++j) {
     const __mmask16 good = _mm512_cmp_ps_mask(g[j], g[j], _CMP_ORD_Q);
     nan += 16 - __builtin_popcount(good);
-    g[j] = _mm512_max_ps(_mm512_maskz_min_ps(good, g[j], _mm512_set1_ps(kLargestFloat)), _mm512_set1_ps(-kLargestFloat));
+    const __m512 below = _mm512_maskz_min_ps(good, g[j], _mm512_set1_ps(kLargestFloat));
+    g[j] = _mm512_max_ps(below, _mm512_set1_ps(-kLargestFloat));
   }
   return nan;
 }
