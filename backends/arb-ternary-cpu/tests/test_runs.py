@@ -21,7 +21,7 @@ from arb_ternary_train.metrics import read_metrics
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
 
-STEPS = 20
+STEPS = 10
 #: Widths that fill no block and no group, a rule that learns exponents, and rates at which a few steps flip many trits.
 CONFIG = """
 name: exact
@@ -33,7 +33,7 @@ model:
 optimizer: {optimizer}
 checkpoint: {{every: 1000, keep: 1}}
 phases:
-  - {{name: standard, steps: {steps}, batch_size: 4, block_size: 12, eval_every: 10, eval_batches: 2,
+  - {{name: standard, steps: {steps}, batch_size: 4, block_size: 12, eval_every: 5, eval_batches: 2,
      gradient_accumulation_steps: 2}}
 """
 OPTIMIZERS = {
