@@ -114,6 +114,19 @@ def test_int8_products_have_the_bits_of_the_torch_backend(
     assert torch.equal(got, int8_grad_input(size, exponents))
 
 
+@pytest.mark.parametrize("exponents", [(-3, -3), (-9, 0)])
+def test_results_larger_than_a_cache_have_the_bits_of_the_torch_backend(
+    backend: KernelBackend, threads: int, exponents: tuple[int, int]
+) -> None:
+    # 8.4 MB of float32 and half as many of the others, which are written past the caches where that is possible.
+    operands, wanted = int8_case((1100, 1920, 16, 16), exponents)
+    q, scale, bias, _, _, trits, exponent = operands
+    packed = backend.kernels["pack"](trits)
+    for dtype, y in wanted.items():
+        out = backend.kernels["linear"](q, scale, packed, exponent, bias, WeightShape(1920, 16, 16), dtype)
+        assert torch.equal(out, y)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SIZES)
 def test_float_products_are_as_near_as_their_roundings_allow(

@@ -293,7 +293,7 @@ bool convolve_int8(const ProductKernels& kernels, int threads, const Weight& wei
       }
       kernels.finish_int8(acc + 4 * quarter * columns.lanes, offsets + i * lanes, rows, columns.lanes, columns.count,
                           scales + 4 * quarter, columns.scale, bias == nullptr ? nullptr : columns.bias,
-                          result.at(first + patches.patch[quarter], columns.first), result.stride, result.dtype);
+                          result.at(first + patches.patch[quarter], columns.first), result.stride, result.dtype, false);
       quarter = end;
     }
   };

@@ -161,7 +161,7 @@ class Worker {
       t_.products.few_int8(rows, source, desk_.panels + row * steps * 4, desk_.sums + row * p.weight.groups, acc);
       t_.products.finish_int8(acc, none, rows, kBlockSide, least(kBlockSide, shape.outputs - strip * kBlockSide),
                               scale, column_scale, nullptr,
-                              static_cast<char*>(out) + row * stride * dtype_size(dtype), stride, dtype);
+                              static_cast<char*>(out) + row * stride * dtype_size(dtype), stride, dtype, false);
     }
   }
 

@@ -299,27 +299,40 @@ void sum_groups(const int8_t* x, int64_t terms, int64_t group_terms, int32_t* su
   }
 }
 
+// Sixteen elements of a result, or `count`; `past` as in ProductKernels.
+inline void store_result(void* out, Dtype dtype, F f, int64_t count, [[maybe_unused]] bool past) {
+#if defined(ARB_STREAMS)
+  if (past && count >= 16) {
+    if (dtype == Dtype::float32) return stream(out, as_bits(f));
+    alignas(64) char narrow[64];
+    store_full(narrow, dtype, f);
+    return stream_half(out, narrow);
+  }
+#endif
+  store_floats(out, dtype, f, count);
+}
+
 void finish_int8(const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes, int64_t count,
                  const float* row_scale, const float* column_scale, const float* bias, void* out, int64_t out_stride,
-                 Dtype dtype) {
+                 Dtype dtype, bool past) {
   for (int64_t r = 0; r < rows; ++r) {
     const F scale = splatf(row_scale[r]);
     for (int64_t n = 0; n < count; n += 16) {
       const F sum = to_float(sub(load(acc + r * lanes + n), load(offset + n)));
       F y = mulf(mulf(sum, scale), loadf(column_scale + n));
       if (bias != nullptr) y = addf(y, loadf(bias + n));
-      store_floats(element(out, dtype, r * out_stride + n), dtype, y, count - n);
+      store_result(element(out, dtype, r * out_stride + n), dtype, y, count - n, past);
     }
   }
 }
 
 void finish_float(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
-                  int64_t out_stride, Dtype dtype) {
+                  int64_t out_stride, Dtype dtype, bool past) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t n = 0; n < count; n += 16) {
       F y = loadf(acc + r * lanes + n);
       if (bias != nullptr) y = addf(y, loadf(bias + n));
-      store_floats(element(out, dtype, r * out_stride + n), dtype, y, count - n);
+      store_result(element(out, dtype, r * out_stride + n), dtype, y, count - n, past);
     }
   }
 }

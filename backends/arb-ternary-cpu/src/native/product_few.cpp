@@ -50,7 +50,7 @@ int few_rows_product(const ProductKernels& kernels, int threads, const Weight& w
         kernels.few_int8(panels.rows(p), source, rows + row * steps * 4, sums + row * w.groups, acc);
         kernels.finish_int8(acc, none, panels.rows(p), kBlockSide, columns.count, row_scale + row, columns.scale,
                             bias == nullptr ? nullptr : columns.bias, result.at(row, columns.first), result.stride,
-                            result.dtype);
+                            result.dtype, false);
       }
     }
   };

@@ -12,7 +12,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
   const bool as_is = x_dtype == Dtype::bfloat16 && kernels.bfloat16.rows != 0;
   const FloatLoops& loops = as_is ? kernels.bfloat16 : kernels.float32;
   threads = shape.threads(threads);
-  result.prepare(shape.m);
+  const bool past = result.prepare(shape.m);
   const MatrixUnit& unit = loops.unit;
   const Panels panels(shape.m, loops.rows, unit);
   const Cut cut(shape, kernels, panels, loops.term_bytes, threads);
@@ -54,7 +54,7 @@ void float_product(const ProductKernels& kernels, int threads, const Weight& w, 
           const Columns& columns = group.columns;
           kernels.finish_float(acc, panels.rows(p), columns.lanes, columns.count,
                                bias == nullptr ? nullptr : columns.bias, result.at(panels.start(p), columns.first),
-                               result.stride, result.dtype);
+                               result.stride, result.dtype, past);
         });
   };
   parallel_tasks(cut.tasks(), threads, run);

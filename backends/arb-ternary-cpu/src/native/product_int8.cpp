@@ -24,6 +24,7 @@ struct IntegerProduct {
   const float* row_scale;
   const float* bias;
   Result result;
+  bool past;  // the caches, when the result is written
   int64_t chunk_blocks;
 
   void tile(int64_t p, int64_t block, int64_t count, const int8_t* weights, int64_t strips, int spread,
@@ -55,7 +56,7 @@ struct IntegerProduct {
           const int64_t row = panels.start(p);
           kernels.finish_int8(acc, offsets[i], panels.rows(p), columns.lanes, columns.count, row_scale + row,
                               columns.scale, bias == nullptr ? nullptr : columns.bias, result.at(row, columns.first),
-                              result.stride, result.dtype);
+                              result.stride, result.dtype, past);
         });
   }
 
@@ -92,7 +93,7 @@ struct IntegerProduct {
         y[i] = static_cast<float>(total[i]) * row_scale[row + i / columns.lanes] * columns.scale[i % columns.lanes];
       }
       kernels.finish_float(y, panels.rows(p), columns.lanes, columns.count, bias == nullptr ? nullptr : columns.bias,
-                           result.at(row, columns.first), result.stride, result.dtype);
+                           result.at(row, columns.first), result.stride, result.dtype, past);
     }
   }
 
@@ -111,7 +112,7 @@ struct IntegerProduct {
 int integer_product(const ProductKernels& kernels, int threads, const Weight& w, const Shape& shape, const int8_t* x,
                     const float* row_scale, float scale, const float* bias, const Result& result) {
   threads = shape.threads(threads);
-  result.prepare(shape.m);
+  const bool past = result.prepare(shape.m);
   const Int8Loops& loops = kernels.int8_unit.rows != 0 ? kernels.int8_unit : kernels.int8;
   const MatrixUnit& unit = loops.unit;
   const Panels panels(shape.m, loops.rows, unit);
@@ -147,7 +148,7 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
                       count * kStepsPerBlock, loops.flip, reinterpret_cast<uint8_t*>(packed.at(p, block, count)));
   });
 
-  const IntegerProduct product{kernels, loops, shape, panels, packed, row_scale, bias, result, chunk};
+  const IntegerProduct product{kernels, loops, shape, panels, packed, row_scale, bias, result, past, chunk};
   auto run = [&](int64_t index, int worker) {
     const InUse in_use(unit);
     const Bench bench = benches.of(worker);

@@ -174,8 +174,8 @@ struct Result {
     return static_cast<char*>(out) + (row * stride + column) * dtype_size(dtype);
   }
 
-  // Before `rows` of it are written.
-  void prepare(int64_t rows) const;
+  // Before `rows` of it are written. Returns whether to write past the caches.
+  bool prepare(int64_t rows) const;
 };
 
 // While it is there, the thread may use a matrix unit.

@@ -112,16 +112,18 @@ struct ProductKernels {
   // The panel is one of int8, not flipped; sums[row][group] are those of sum_groups.
   void (*few_int8)(int64_t rows, const DecodeSource& source, const uint8_t* panel, const int32_t* sums, int32_t* acc);
   // out[row][0 .. count) = dtype(float(acc - offset) * row_scale[row] * column_scale[lane] + bias[lane]), each
-  // operation rounded. acc is [row][strip][lane] with `lanes` lanes a row; bias may be null.
+  // operation rounded. acc is [row][strip][lane] with `lanes` lanes a row; bias may be null. `past`: past the caches,
+  // where there are such stores; rows are then aligned to 64 bytes, and whoever reads them from another thread has
+  // waited for an atomic operation of this one.
   void (*finish_int8)(const int32_t* acc, const int32_t* offset, int64_t rows, int64_t lanes, int64_t count,
                       const float* row_scale, const float* column_scale, const float* bias, void* out,
-                      int64_t out_stride, Dtype dtype);
+                      int64_t out_stride, Dtype dtype, bool past);
 
   // --- floats ---
 
   FloatLoops float32;  // of operands of any dtype
   void (*finish_float)(const float* acc, int64_t rows, int64_t lanes, int64_t count, const float* bias, void* out,
-                       int64_t out_stride, Dtype dtype);
+                       int64_t out_stride, Dtype dtype, bool past);
 
   // --- patches of an image ---
 

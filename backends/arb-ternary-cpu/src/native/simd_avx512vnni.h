@@ -25,6 +25,12 @@ constexpr bool kUnsignedCodes = true;
 
 inline V load(const void* p) { return _mm512_loadu_si512(p); }
 inline void store(void* p, V v) { _mm512_storeu_si512(p, v); }
+// Past the caches, to aligned addresses: results of more bytes than a cache holds are not read into it first.
+#define ARB_STREAMS
+inline void stream(void* p, V v) { _mm512_stream_si512(static_cast<__m512i*>(p), v); }
+inline void stream_half(void* p, const void* bytes) {
+  _mm256_stream_si256(static_cast<__m256i*>(p), _mm256_load_si256(static_cast<const __m256i*>(bytes)));
+}
 inline V zero() { return _mm512_setzero_si512(); }
 inline V splat(int32_t x) { return _mm512_set1_epi32(x); }
 inline V add(V a, V b) { return _mm512_add_epi32(a, b); }

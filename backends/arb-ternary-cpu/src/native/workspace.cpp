@@ -4,6 +4,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace arb {
@@ -40,6 +41,14 @@ void Workspace::release() {
 Workspace& workspace() {
   thread_local Workspace mine;
   return mine;
+}
+
+size_t second_level_cache() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (found > 0) return static_cast<size_t>(found);
+#endif
+  return size_t{1} << 20;
 }
 
 void advise_huge_pages(void* memory, size_t bytes) {

@@ -38,6 +38,9 @@ class Workspace {
 // That of the calling thread.
 Workspace& workspace();
 
+// Bytes of a core's second-level cache; 1 MiB where the system does not say.
+size_t second_level_cache();
+
 // Asks for 2 MiB pages where a tensor has whole ones. Advice only: where the system has none to give, nothing changes.
 void advise_huge_pages(void* memory, size_t bytes);
 
