@@ -30,6 +30,8 @@ from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import LlamaCpp
 from arb_ternary_bench.generation.result import COLUMNS, markdown, notes, rows
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
+from arb_ternary_bench.kernels import cache as cache_module
+from arb_ternary_bench.kernels.cache import Cache
 from arb_ternary_text.models.decoder import Decoder
 
 TINY = SHAPES["tiny"]
@@ -107,8 +109,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.started, self.shapes = 0.0, [], []
-        monkeypatch.setattr(cases_module.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(cases_module.time, "process_time", lambda: 2 * self.now)
+        monkeypatch.setattr(cases_module, "CLOCKS", {"wall": lambda: self.now, "processor": lambda: 2 * self.now})
 
     def start(self, batch: int, length: int) -> None:
         self.started.append((batch, length))
@@ -129,7 +130,8 @@ def test_prompts_and_tokens_are_timed_apart_and_the_first_token_comes_with_the_p
     assert slow.shapes == [(3, 16), *[(3, 1)] * 7]
     assert found["prompt_seconds"] == [16.0]
     assert found["token_seconds"] == [1.0] * 7
-    assert found["processor_seconds"] == {"prompt": 32.0, "tokens": 14.0}
+    computed = measure_case(slow, Case(prompt=16, batch=3, new_tokens=8), 50, seconds=20.0, clock="processor")
+    assert (computed["prompt_seconds"], computed["token_seconds"]) == ([32.0], [2.0] * 7)
     assert found["resident_bytes"] > 10 * MIB
 
 
@@ -163,7 +165,6 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         prompt, token = TIMES[contender.name]
         ended = {
             "prompt_seconds": [prompt, 9.0], "token_seconds": [token, token, 9.0], "resident_bytes": 100 * MIB,
-            "processor_seconds": {"prompt": 8.0, "tokens": 0.6},
         }  # fmt: skip
         late = {"left_out": "its prompts would take about 200 s"}
         found = [late if contender.name == "bfloat16" and case.batch == 8 else ended for case in cases]
@@ -198,7 +199,6 @@ def test_contenders_take_turns_and_rates_are_of_medians_over_all_rounds(processe
     assert ours["decode_tokens_per_second"] == pytest.approx(100.0)
     assert ours["first_token_seconds"] == 5.0
     assert (ours["prompts_read"], ours["passes"]) == (4, 6)
-    assert (ours["processor_seconds_per_prompt"], ours["processor_seconds_per_pass"]) == (4.0, pytest.approx(0.2))
     assert ours["decode_ratio"] == pytest.approx({"tq2_0": 3.0, "bfloat16": 8.0})
     assert ours["prefill_ratio"]["tq2_0"] == pytest.approx(6.5 / 5.0)
     # 3 MB in 10 ms, beside the better of 1 and 2 GB/s.
@@ -296,6 +296,7 @@ def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> No
         "cases": [asdict(Case(prompt=prompt, batch=2, new_tokens=3)) for prompt in (4, 10_000_000)],
         "seconds": 1e-3,
         "limit": 5.0,
+        "clock": "processor",
         "file": None,
     }
     answer = child.main(json.dumps(request))
@@ -306,13 +307,22 @@ def test_the_child_measures_each_case_and_leaves_out_what_takes_too_long() -> No
     assert answer["weight_bytes"] > TINY.weights_read() / 4
 
 
+def test_the_read_bandwidth_is_measured_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "last_level_cache", lambda: Cache(1 << 20, "a test"))
+    request = {"backends": ["torch"], "threads": torch.get_num_threads(), "seconds": 0.02, "clock": "wall"}
+    for clock in ("wall", "processor"):
+        answer = child.main(json.dumps({**request, "clock": clock}))
+        assert 1e7 < answer["bytes_per_second"] < 1e13
+        assert answer["how"].endswith("64 MiB")
+
+
 def test_a_process_that_fails_shows_its_own_message(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     lost = tmp_path / "none.gguf"
     theirs = Contender(name="tq2_0", group_size=128, threads=1)
     with pytest.raises(ArbError, match=r"llama.cpp TQ2_0: the process that measures it ended with 1") as caught:
         child.measure_contender(
-            theirs, TINY, [Case(prompt=4, batch=1, new_tokens=2)], seconds=0.1, limit=1.0, file=lost
+            theirs, TINY, [Case(prompt=4, batch=1, new_tokens=2)], seconds=0.1, limit=1.0, clock="wall", file=lost
         )
     assert "llama.cpp cannot load none.gguf" in caught.value.hint
 
@@ -339,6 +349,7 @@ def test_the_command_runs_from_end_to_end(processes: list[str], tmp_path: Path) 
         (("--shapes", "70b"), "'70b' is not one of 0.6m, 125m, 1b, 2b, 7b, tiny"),
         (("--prompts", "0"), "'0' is not a whole number of at least 1"),
         (("--batches", ","), "it names nothing"),
+        (("--clock", "processor", "--threads", "2"), "--clock processor needs --threads 1"),
         (("--new-tokens", "1"), "1 is not in the range x>=2"),
     ],
 )

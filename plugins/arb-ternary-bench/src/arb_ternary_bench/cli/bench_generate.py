@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
 from arb_ternary.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from arb_ternary_bench.generation.cases import ClockName
 
 __all__ = ["generate"]
 
@@ -82,6 +85,10 @@ def _contenders(_context: click.Context, _parameter: click.Parameter, text: str 
     "--limit", default=120.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
     help="Leave prompts out that would take more seconds.",
 )  # fmt: skip
+@click.option(
+    "--clock", default="wall", show_default=True, type=click.Choice(["wall", "processor"]),
+    help="processor: seconds that one thread computes, for a machine that does something else too.",
+)  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and the table.")
 @as_json
 def generate(
@@ -95,6 +102,7 @@ def generate(
     seconds: float,
     rounds: int,
     limit: float,
+    clock: ClockName,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -106,6 +114,9 @@ def generate(
     """
     import torch
 
+    threads = threads or torch.get_num_threads()
+    if clock == "processor" and threads > 1:
+        raise click.UsageError("--clock processor needs --threads 1: threads that wait for each other compute too")
     from arb_ternary_bench.generation.bench import GenerateBench, run_generate_bench
     from arb_ternary_bench.generation.result import COLUMNS, markdown, notes
     from arb_ternary_bench.generation.result import rows as table_rows
@@ -118,10 +129,11 @@ def generate(
         batches=batches,
         new_tokens=new_tokens,
         group_size="row" if group == "row" else int(group),  # type: ignore[arg-type]  # one of those of the option
-        threads=threads or torch.get_num_threads(),
+        threads=threads,
         seconds=seconds,
         rounds=rounds,
         limit=limit,
+        clock=clock,
     )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import asdict, define, field, frozen
 
 from arb_ternary.errors import ArbError
-from arb_ternary_bench.generation.cases import Case
+from arb_ternary_bench.generation.cases import Case, ClockName
 from arb_ternary_bench.generation.child import measure_bandwidth, measure_contender
 from arb_ternary_bench.generation.contenders import LLAMA_CPP, Contender, missing, needed_bytes, obstacle
 from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
@@ -47,6 +47,7 @@ class GenerateBench:
         seconds: for each case of a contender, in each round.
         rounds: in each of which every contender has a turn.
         limit: seconds; prompts that would take longer are left out.
+        clock: ``processor`` only with one thread.
     """
 
     shapes: tuple[GenerationShape, ...]
@@ -59,6 +60,7 @@ class GenerateBench:
     seconds: float = 5.0
     rounds: int = 2
     limit: float = 120.0
+    clock: ClockName = "wall"
 
     def cases(self) -> list[Case]:
         """The quicker ones first."""
@@ -81,14 +83,11 @@ class _Samples:
 
     prompt_seconds: list[float] = field(factory=list)
     token_seconds: list[float] = field(factory=list)
-    processor: dict[str, float] = field(factory=lambda: {"prompt": 0.0, "tokens": 0.0})
     resident: int = 0
 
     def add(self, measured: Mapping[str, Any]) -> None:
         self.prompt_seconds += measured["prompt_seconds"]
         self.token_seconds += measured["token_seconds"]
-        for key, seconds in measured["processor_seconds"].items():
-            self.processor[key] += seconds
         self.resident = max(self.resident, measured["resident_bytes"])
 
 
@@ -117,6 +116,7 @@ def run_generate_bench(bench: GenerateBench, *, say: Callable[[str], None] = lam
         "group_size": bench.group_size,
         "seconds": bench.seconds,
         "rounds": bench.rounds,
+        "clock": bench.clock,
         "read_bandwidth": best,
         "read_bandwidths": rates,
         "shapes": [
@@ -151,11 +151,11 @@ def _measure_shape(
                 continue
             _leave_out(excluded, shape, contender, reason, say)
         for _ in range(bench.rounds if ready else 0):
-            rates.append(measure_bandwidth(bench.backends, bench.threads, min(bench.seconds, 1.0)))
+            rates.append(measure_bandwidth(bench.backends, bench.threads, min(bench.seconds, 1.0), bench.clock))
             for contender, file in list(ready.items()):
                 try:
                     measured = measure_contender(
-                        contender, shape, cases, seconds=bench.seconds, limit=bench.limit, file=file
+                        contender, shape, cases, seconds=bench.seconds, limit=bench.limit, clock=bench.clock, file=file
                     )
                 except ArbError as error:
                     if contender.name in bench.backends:
@@ -239,7 +239,7 @@ def _rows(
     for name, one in found.items():
         contender = Contender(name=name, group_size=bench.group_size, threads=bench.threads)
         prompt, token = statistics.median(one.prompt_seconds), statistics.median(one.token_seconds)
-        read, passes = case.batch * case.prompt, len(one.token_seconds)
+        read = case.batch * case.prompt
         rows.append(
             {
                 "shape": shape.name,
@@ -253,9 +253,7 @@ def _rows(
                 "decode_tokens_per_second_best": case.batch / min(one.token_seconds),
                 "first_token_seconds": prompt,
                 "prompts_read": len(one.prompt_seconds),
-                "passes": passes,
-                "processor_seconds_per_prompt": one.processor["prompt"] / len(one.prompt_seconds),
-                "processor_seconds_per_pass": one.processor["tokens"] / passes,
+                "passes": len(one.token_seconds),
                 "weight_bytes": held[name]["weight_bytes"],
                 "bytes_per_second": held[name]["weight_bytes"] / token,
                 "resident_bytes": one.resident,

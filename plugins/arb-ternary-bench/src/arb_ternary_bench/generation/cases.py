@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from attrs import frozen
@@ -11,7 +13,13 @@ from numpy.typing import NDArray
 
 from arb_ternary_bench.steps.resident import resident_bytes
 
-__all__ = ["Case", "Session", "measure_case", "warm_up"]
+__all__ = ["CLOCKS", "Case", "ClockName", "Session", "measure_case", "warm_up"]
+
+ClockName = Literal["wall", "processor"]
+#: Seconds that pass, or that the threads of this process compute: with one thread, what a busy machine tells apart.
+CLOCKS: Final[Mapping[ClockName, Callable[[], float]]] = MappingProxyType(
+    {"wall": time.perf_counter, "processor": time.process_time}
+)
 
 #: Tokens that are written at least, however long they take.
 _LEAST_TOKENS: Final = 4
@@ -60,42 +68,35 @@ def warm_up(session: Session, vocabulary: int) -> None:
         written = session.read(written[:, None])
 
 
-def measure_case(session: Session, case: Case, vocabulary: int, seconds: float) -> dict[str, Any]:
+def measure_case(
+    session: Session, case: Case, vocabulary: int, seconds: float, clock: ClockName = "wall"
+) -> dict[str, Any]:
     """Repeat the case for about ``seconds``, at least once.
 
-    A repetition that has no time left to write all its tokens stops early: later repetitions write fewer, and the
-    first as many as fit in ``seconds``, at least a few.
+    A repetition whose tokens take longer than that stops early, once it has written a few.
 
     Returns:
         ``prompt_seconds`` (also the time to the first token) of every repetition; ``token_seconds`` of every pass that
-        wrote a token of each sequence; ``resident_bytes`` after the last one; ``processor_seconds`` of all threads, for
-        ``passes`` of the prompts and of single tokens.
+        wrote a token of each sequence; ``resident_bytes`` after the last one. Both times are of ``clock``.
     """
-    prompts, tokens = [], []
-    spent = {"prompt": 0.0, "tokens": 0.0}
-    begin, repetition = time.perf_counter(), 0
-    while repetition == 0 or time.perf_counter() - begin < seconds:
-        tokens_BS = _tokens(case.batch, case.prompt, vocabulary, seed=1 + repetition)
+    now, wall = CLOCKS[clock], CLOCKS["wall"]
+    prompts: list[float] = []
+    tokens: list[float] = []
+    begin = wall()
+    while not prompts or wall() - begin < seconds:
+        tokens_BS = _tokens(case.batch, case.prompt, vocabulary, seed=1 + len(prompts))
         session.start(case.batch, case.length)
-        clock, processor = time.perf_counter(), time.process_time()
+        before = now()
         written = session.read(tokens_BS)
-        prompts.append(time.perf_counter() - clock)
-        spent["prompt"] += time.process_time() - processor
-        processor, writing = time.process_time(), time.perf_counter()
+        prompts.append(now() - before)
+        writing = wall()
         for number in range(1, case.new_tokens):
-            clock = time.perf_counter()
+            before = now()
             written = session.read(written[:, None])
-            tokens.append(time.perf_counter() - clock)
-            if number >= _LEAST_TOKENS and time.perf_counter() - writing > seconds:
+            tokens.append(now() - before)
+            if number >= _LEAST_TOKENS and wall() - writing > seconds:
                 break
-        spent["tokens"] += time.process_time() - processor
-        repetition += 1
-    return {
-        "prompt_seconds": prompts,
-        "token_seconds": tokens,
-        "processor_seconds": spent,
-        "resident_bytes": resident_bytes(),
-    }
+    return {"prompt_seconds": prompts, "token_seconds": tokens, "resident_bytes": resident_bytes()}
 
 
 def _tokens(batch: int, count: int, vocabulary: int, seed: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from attrs import asdict
 
 from arb_ternary.environment import for_child
 from arb_ternary.errors import ArbError
-from arb_ternary_bench.generation.cases import Case, measure_case, warm_up
+from arb_ternary_bench.generation.cases import CLOCKS, Case, ClockName, measure_case, warm_up
 from arb_ternary_bench.generation.contenders import LLAMA_CPP, Contender, open_session
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
 
@@ -33,6 +33,7 @@ def measure_contender(
     *,
     seconds: float,
     limit: float,
+    clock: ClockName,
     file: Path | None,
 ) -> dict[str, Any]:
     """Load the contender and measure the cases in their order.
@@ -42,6 +43,7 @@ def measure_contender(
         shape: of the model.
         cases: the quicker ones first.
         seconds: for each case, about.
+        clock: of the times.
         limit: a case whose prompts would take longer, by the rate of the case before, is left out.
         file: see :func:`~arb_ternary_bench.generation.contenders.open_session`.
 
@@ -61,18 +63,20 @@ def measure_contender(
             "cases": [asdict(case) for case in cases],
             "seconds": seconds,
             "limit": limit,
+            "clock": clock,
             "file": None if file is None else str(file),
         },
     )
 
 
-def measure_bandwidth(backends: Sequence[str], threads: int, seconds: float) -> dict[str, Any]:
+def measure_bandwidth(backends: Sequence[str], threads: int, seconds: float, clock: ClockName) -> dict[str, Any]:
     """The rate at which memory is read, ``bytes_per_second``, and ``how`` it was measured.
 
     Raises:
         ArbError: the process failed.
     """
-    return _ask("read bandwidth", threads, {"backends": list(backends), "threads": threads, "seconds": seconds})
+    request = {"backends": list(backends), "threads": threads, "seconds": seconds, "clock": clock}
+    return _ask("read bandwidth", threads, request)
 
 
 def _ask(title: str, threads: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -102,11 +106,18 @@ def _bandwidth(asked: dict[str, Any]) -> dict[str, Any]:
     from arb_ternary_bench.kernels.bench import with_threads
     from arb_ternary_bench.kernels.cache import last_level_cache
     from arb_ternary_bench.kernels.probes import read_probe
-    from arb_ternary_bench.kernels.timing import measure
+    from arb_ternary_bench.kernels.timing import Variant, measure
+
+    now = CLOCKS[asked["clock"]]
+
+    def timed(variant: Variant, i: int) -> float:
+        before = now()
+        variant.call(i)
+        return now() - before
 
     with with_threads(asked["threads"]):
         probe = read_probe(asked["backends"], last_level_cache().nbytes, asked["seconds"] / 8)
-        timing = measure([probe.variant], asked["seconds"])[probe.variant.name]
+        timing = measure([probe.variant], asked["seconds"], timed)[probe.variant.name]
     return {"bytes_per_second": probe.variant.nbytes / timing.least, "how": probe.how}
 
 
@@ -129,7 +140,7 @@ def _contender(asked: dict[str, Any]) -> dict[str, Any]:
         if expected > asked["limit"]:
             measured.append({"left_out": f"its prompts would take about {expected:,.0f} s"})
             continue
-        measured.append(measure_case(session, case, shape.vocabulary, asked["seconds"]))
+        measured.append(measure_case(session, case, shape.vocabulary, asked["seconds"], asked["clock"]))
         rate = case.batch * case.prompt / min(measured[-1]["prompt_seconds"])
     return {"base_bytes": base, "weight_bytes": session.weight_bytes, "cases": measured}
 

@@ -42,10 +42,12 @@ def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
     machine, bandwidth = result["machine"], result["read_bandwidth"]
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     lines = [
         f"Random weights and prompts, the likeliest token each time, {result['new_tokens']} new tokens a sequence, the "
-        f"first of which comes with the prompt; medians over tokens and repetitions. {machine['processor']}, "
-        f"{machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']} "
+        f"first of which comes with the prompt; medians over tokens and repetitions"
+        f"{', in seconds of processor time' if result['clock'] == 'processor' else ''}. {machine['processor']}, "
+        f"{machine['cores']} cores, {threads}, torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), llama.cpp of {result['llama_cpp'] or 'no installed package'}, commit "
         f"{machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start and "
         f"{machine['load_average_at_end']} at the end.",
