@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arb_ternary.protocols.data import DataSource, MaskContext, MaskedBatch, MaskingStrategy
+from arb_ternary_train.blocked import counted_losses
 from arb_ternary_train.protocols import OwnLosses, Scores, SizedSamples, TakesTime
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import Alone, World
@@ -148,11 +149,14 @@ def evaluate(
         for index, batch in enumerate(data.held_out(batch_size, block_size, batches)):
             if index % world.size == world.rank:
                 masked = masking.apply(batch, derived_generator(seed, "evaluation", index), context).to(device)
-                output = model(masked.inputs, **forward_arguments(model, masked))
-                counts = masked.loss_mask.flatten()
-                counted_M = losses(output, masked, masking)[counts]
-                scores = masking.scores(output, masked) if isinstance(masking, Scores) else {}
-                scored = {name: float(values[counts].double().sum()) for name, values in scores.items()}
+                arguments = forward_arguments(model, masked)
+                counted_M, scored = counted_losses(model, masked, masking, arguments), {}
+                if counted_M is None:
+                    output = model(masked.inputs, **arguments)
+                    counts = masked.loss_mask.flatten()
+                    counted_M = losses(output, masked, masking)[counts]
+                    scores = masking.scores(output, masked) if isinstance(masking, Scores) else {}
+                    scored = {name: float(values[counts].double().sum()) for name, values in scores.items()}
                 sums.append((float(counted_M.double().sum()), counted_M.numel(), scored))
             done = index + 1
             if done % world.size == 0:

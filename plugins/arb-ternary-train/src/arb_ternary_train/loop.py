@@ -30,6 +30,7 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.protocols.data import Batch, BatchRequest, MaskContext, MaskedBatch
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
+from arb_ternary_train.blocked import loss_in_blocks
 from arb_ternary_train.build import require_protocol
 from arb_ternary_train.evaluate import block_size_of, forward_arguments, masked_loss
 from arb_ternary_train.fine_tuning import FineTuning
@@ -102,16 +103,12 @@ class TrainingLoop:
         )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._take_on(context.make_optimizer(factors=self._tuning.factors))
-        request = BatchRequest(
-            options.batch_size,
-            options.block_size,
-            derive_seed(context.seed, key, "order"),
-            options.order,
-            options.num_workers,
-            options.pin_memory,
-        )
+        sizes, order = (options.batch_size, options.block_size), derive_seed(context.seed, key, "order")
+        request = BatchRequest(*sizes, order, options.order, options.num_workers, options.pin_memory)
         self.batches = context.data.batches(request)
         self._forward: Any = torch.compile(self.model) if options.compile_model else self.model
+        judged = (type(self).predict, type(self).loss) != (TrainingLoop.predict, TrainingLoop.loss)
+        self._wants_logits = judged or options.compile_model
         trainable = collect_trainable(self.model)
         votes = bool(trainable.ternary or trainable.stored)
         self._autocast = autocast_for(device, options.use_amp, options.amp_dtype, ternary=votes)
@@ -233,8 +230,12 @@ class TrainingLoop:
             module.begin_micro_batch(place)
         self.model.train()
         with self._autocast():
-            output = self.predict(batch, masked)
-        loss = self.loss(batch, masked, output)
+            arguments = forward_arguments(self.model, masked)
+            loss = None if self._wants_logits else loss_in_blocks(self.model, masked, self.context.masking, arguments)
+        if loss is None:
+            with self._autocast():
+                output = self.predict(batch, masked)
+            loss = self.loss(batch, masked, output)
         outcome = Outcome(float(loss.detach()), int(masked.loss_mask.sum()))
         if not outcome.finite:
             reset_runtime_state(self.model)

@@ -206,6 +206,27 @@ class OwnLosses(Protocol):
 
 
 @runtime_checkable
+class BlockedLogits(Protocol):
+    """A model whose logits need not be held all at once, because it can judge some rows of its last hidden state."""
+
+    def judges_in_blocks(self, predictions: int) -> bool:
+        """Whether to do so for as many predictions; False where ``forward`` is to be called."""
+        ...
+
+    def hidden(self, inputs: Tensor, **arguments: Tensor) -> Tensor:
+        """What logits are made of, ``[*targets.shape, D]``; arguments are those of ``forward``."""
+        ...
+
+    def mean_cross_entropy(self, hidden_MD: Tensor, targets_M: Tensor) -> Tensor:
+        """Mean of the cross entropies of the logits of ``hidden``, at least one row: a float32 scalar."""
+        ...
+
+    def cross_entropies(self, hidden_MD: Tensor, targets_M: Tensor) -> Tensor:
+        """The cross entropy of each row, float32, without gradients."""
+        ...
+
+
+@runtime_checkable
 class Scores(Protocol):
     """A masking strategy that knows more of a prediction than its loss: whether it is right, by how much it is off."""
 

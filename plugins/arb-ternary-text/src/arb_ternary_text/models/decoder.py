@@ -72,9 +72,13 @@ class Decoder(Transformer):
             logits_B1V = decode_token(self, tokens_BS, cache)
             if logits_B1V is not None:
                 return logits_B1V
-        streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
-        x_BSD = self._run(self.embed(tokens_BS), self.blocks, streamed)
+        x_BSD = self.hidden(tokens_BS, cache)
         return self.logits(x_BSD[:, -1:] if last_only else x_BSD)
+
+    def hidden(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """The residual stream ``[B, S, D]`` after the last block; arguments and errors are those of :meth:`forward`."""
+        streamed = self._runtime(tokens_BS.size(0)) if cache is None and self.training else cache
+        return self._run(self.embed(tokens_BS), self.blocks, streamed)
 
     def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits ``[B, V]`` of the token after the last position; the head multiplies no other.

@@ -14,10 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.attention import Positions
+from arb_ternary_text.models.blocked_loss import MANY_LOGITS, cross_entropies, mean_cross_entropy, serves
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.fused import may_round_otherwise
 
 __all__ = ["Transformer"]
+
+
+def _definer(kind: type, name: str) -> type:
+    """The class that ``kind`` has the method of this name from."""
+    return next(each for each in kind.__mro__ if name in vars(each))
 
 
 class Transformer(nn.Module):
@@ -59,7 +66,11 @@ class Transformer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits, ``[..., V]``."""
-        return self.logits(self._run(self.embed(inputs), self.blocks, None))
+        return self.logits(self.hidden(inputs))
+
+    def hidden(self, inputs: Tensor) -> Tensor:
+        """The residual stream after the last block, ``[..., D]``; its :meth:`logits` are what ``forward`` returns."""
+        return self._run(self.embed(inputs), self.blocks, None)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The residual stream before the first block, ``[B, S, D]``."""
@@ -78,6 +89,35 @@ class Transformer(nn.Module):
         """Final norm and head: ``[..., D]`` to ``[..., V]``."""
         logits_BSV: Tensor = self.head(self.final_norm(x_BSD))
         return logits_BSV if self._logit_scale == 1.0 else logits_BSV * self._logit_scale
+
+    def judges_in_blocks(self, predictions: int) -> bool:
+        """Whether to take losses by :meth:`mean_cross_entropy` of :meth:`hidden`: the logits would be too many to hold.
+
+        False where somebody has put something else in the place of ``forward``, of ``logits`` or of the head, or looks
+        on; and in an exact run, whose roundings are those of whole logits.
+        """
+        if (
+            predictions * self.vocabulary_size < MANY_LOGITS
+            or self._dtype is torch.float16
+            or not may_round_otherwise()
+        ):
+            return False
+        kind = type(self)
+        own = _definer(kind, "forward") is _definer(kind, "hidden") and kind.logits is Transformer.logits
+        watched = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return own and not watched and "forward" not in vars(self) and serves(self.head)
+
+    def mean_cross_entropy(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
+        """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a time.
+
+        Raises:
+            IndexError: a target is no id.
+        """
+        return mean_cross_entropy(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
+
+    def cross_entropies(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
+        """The cross entropy of each row, float32 ``[M]``, without gradients; else as :meth:`mean_cross_entropy`."""
+        return cross_entropies(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
         """Compute in ``dtype``: float parameters, and the activations between ternary modules."""

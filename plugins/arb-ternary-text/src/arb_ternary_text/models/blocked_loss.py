@@ -1,0 +1,286 @@
+"""Cross entropy through a head, some rows of its input at a time, so that no more than their logits are held.
+
+The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone. Each block of logits becomes its own
+gradient in place, as soon as there is one. From there
+
+* a float head computes the gradients of its input and of its weight in forward, and backward multiplies them by what
+  comes from above. In float32 nothing of ``M x V`` is kept; in bfloat16 the gradient is, until forward ends, because
+  sums of products in blocks would be rounded, or added up in float32, which takes longer than the products;
+* a ternary head keeps the gradient, in the dtype of its input, and goes on as it does from whole logits: votes are
+  rounded once, from all rows.
+
+The logits of a row, its loss and its gradient are those of whole logits but for roundings of float32 sums.
+
+Shapes: ``M`` rows, ``m`` of them a block, ``D`` features, ``V`` ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from arb_ternary.backends.dispatch import kernel
+from arb_ternary.backends.ops import linear_gradients
+from arb_ternary.backends.vote_state import VoteState
+from arb_ternary.ternary.embedding import TernaryEmbedding
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
+
+__all__ = ["MANY_LOGITS", "cross_entropies", "mean_cross_entropy", "serves"]
+
+#: Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several times in training.
+MANY_LOGITS: Final = 1 << 24
+#: Logits of a block: 32 MiB of float32.
+_BLOCK_LOGITS: Final = 1 << 23
+#: Fewest rows of a block, below which a product would mostly read its weight; with a float weight, write its gradient.
+_FEWEST_ROWS: Final = 128
+_FEWEST_ROWS_FLOAT: Final = 512
+
+
+def serves(head: nn.Module) -> bool:
+    """Whether ``head`` multiplies in a way that this module knows, and nobody watches it.
+
+    Not in float16, in which gradients vanish unless they are scaled before they are rounded.
+    """
+    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+    known = type(head) in (FloatLinear, TernaryLinear) or (
+        isinstance(head, TiedHead) and type(head._embedding[0]) in (nn.Embedding, TernaryEmbedding)
+    )
+    if not known or any(hooks) or "forward" in vars(head):
+        return False
+    weights, _ = _weights_of(head)
+    held = weights if isinstance(weights, Tensor) else weights.weight
+    kind = held.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else held.dtype
+    return dtype is not torch.float16
+
+
+def mean_cross_entropy(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0) -> Tensor:
+    """Mean of the cross entropies of ``logit_scale * head(x)``, a float32 scalar; backward casts the head's votes.
+
+    Args:
+        head: one that :func:`serves`.
+        x_MD: input of the head, at least one row.
+        targets_M: ids.
+        logit_scale: power of two.
+
+    Raises:
+        IndexError: an id is outside ``0..V-1``.
+    """
+    weights, activations = _weights_of(head)
+    x_MD = TernaryModule.in_autocast(x_MD).contiguous()
+    loss: Tensor
+    if isinstance(weights, Tensor):
+        x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
+        loss = _FloatHead.apply(x_MD, weights.to(x_MD.dtype), targets_M, logit_scale)  # type: ignore[no-untyped-call]
+        return loss
+    anchor, bias = weights.vote_anchor(), _bias_of(weights)
+    head_state = _TernaryState(weights.vote_state(), activations, weights.gradients)
+    loss = _TernaryHead.apply(x_MD, anchor, bias, targets_M, logit_scale, head_state)  # type: ignore[no-untyped-call]
+    if anchor is not None:
+        weights.expect_votes(loss)
+    return loss
+
+
+@torch.no_grad()
+def cross_entropies(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0) -> Tensor:
+    """The cross entropy of each row, float32 ``[M]``, as :func:`mean_cross_entropy`, without gradients."""
+    weights, activations = _weights_of(head)
+    x_MD = TernaryModule.in_autocast(x_MD).contiguous()
+    if isinstance(weights, Tensor):
+        x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
+        table = weights.to(x_MD.dtype)
+        return _losses(lambda rows: F.linear(x_MD[rows], table), targets_M, table.size(0), logit_scale)
+    product = _TernaryState(weights.vote_state(), activations, weights.gradients).product(x_MD, _bias_of(weights))
+    return _losses(product.logits, targets_M, weights.shape.out_features, logit_scale)
+
+
+def _losses(logits_of: Callable[[slice], Tensor], targets_M: Tensor, ids: int, logit_scale: float) -> Tensor:
+    losses_M = torch.empty(targets_M.shape, dtype=torch.float32, device=targets_M.device)
+    for rows in _blocks(targets_M, ids):
+        logits_mV = logits_of(rows)
+        wide_mV = (logits_mV if logit_scale == 1.0 else logits_mV * logit_scale).float()
+        losses_M[rows] = F.cross_entropy(wide_mV, targets_M[rows], reduction="none")
+    return losses_M
+
+
+def _weights_of(head: nn.Module) -> tuple[Tensor | TernaryModule, str]:
+    """What ``head`` multiplies by, and how it rounds its input."""
+    if isinstance(head, TiedHead):
+        (table,) = head._embedding
+        return (table.weight if isinstance(table, nn.Embedding) else table), head.activations
+    if isinstance(head, FloatLinear):
+        return head.weight, head.activations
+    assert isinstance(head, TernaryLinear)
+    return head, head.activations
+
+
+def _bias_of(weights: TernaryModule) -> Tensor | None:
+    return weights.integer_bias() if isinstance(weights, TernaryLinear) else None
+
+
+def _blocks(targets_M: Tensor, ids: int, fewest: int | None = None) -> Iterator[slice]:
+    """Stretches of at least ``fewest`` rows; IndexError first where a target is no id."""
+    low, high = map(int, targets_M.aminmax())
+    if low < 0 or high >= ids:
+        raise IndexError(f"targets must lie in 0..{ids - 1}, got {low}..{high}")
+    step = max(fewest or _FEWEST_ROWS, _BLOCK_LOGITS // ids // 64 * 64)
+    for first in range(0, len(targets_M), step):
+        yield slice(first, first + step)
+
+
+def turn_into_gradients_(logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float) -> Tensor:
+    """The cross entropies of a block, float32 ``[m]``; the logits become ``share`` times the gradients of their sum.
+
+    In float32, whatever the dtype of the logits; ``logit_scale``, a power of two, multiplies them first.
+    """
+    wide_mV = logits_mV.float()
+    if logit_scale != 1.0:
+        wide_mV *= logit_scale
+    place_m1 = targets_m[:, None]
+    logsumexp_m1 = wide_mV.logsumexp(dim=-1, keepdim=True)
+    losses_m = (logsumexp_m1 - wide_mV.gather(1, place_m1)).squeeze(1)
+    step = share * logit_scale
+    wide_mV.sub_(logsumexp_m1).exp_().mul_(step)
+    wide_mV.scatter_add_(1, place_m1, torch.full_like(logsumexp_m1, -step))
+    if wide_mV is not logits_mV:
+        logits_mV.copy_(wide_mV)
+    return losses_m
+
+
+class _FloatHead(torch.autograd.Function):
+    """Mean cross entropy of ``x @ W.T``; gradients of both are made in forward, where they are needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, logit_scale: float) -> Tensor:
+        count, ids = len(targets_M), weight_VD.size(0)
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        at_once = x_MD.dtype is torch.float32
+        grad_x_MD = torch.empty_like(x_MD) if of_x else None
+        grad_weight_VD = torch.zeros_like(weight_VD) if of_weight else None
+        grad_MV = None if at_once else x_MD.new_empty((count, ids))
+        losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
+        with torch.autocast(x_MD.device.type, enabled=False):
+            for rows in _blocks(targets_M, ids, _FEWEST_ROWS_FLOAT):
+                block_mV = F.linear(x_MD[rows], weight_VD)
+                losses_M[rows] = turn_into_gradients_(block_mV, targets_M[rows], logit_scale, 1.0 / count)
+                if grad_MV is not None:
+                    grad_MV[rows] = block_mV
+                    continue
+                if grad_x_MD is not None:
+                    torch.mm(block_mV, weight_VD, out=grad_x_MD[rows])
+                if grad_weight_VD is not None:
+                    grad_weight_VD.addmm_(block_mV.T, x_MD[rows])
+            if grad_MV is not None and grad_x_MD is not None:
+                torch.mm(grad_MV, weight_VD, out=grad_x_MD)
+            if grad_MV is not None and grad_weight_VD is not None:
+                torch.mm(grad_MV.T, x_MD, out=grad_weight_VD)
+        ctx.made = (grad_x_MD, grad_weight_VD)
+        return losses_M.mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = (None if each is None else _times(each, grad) for each in _taken(ctx))
+        return grad_x, grad_weight, None, None
+
+
+def _taken(ctx: Any) -> tuple[Tensor | None, ...]:
+    """The gradients that forward made, which go to whom they are for, so that there is no second copy of them."""
+    made: tuple[Tensor | None, ...] | None = ctx.made
+    if made is None:
+        raise RuntimeError("the gradients of a loss in blocks are gone after the first backward; compute it again")
+    ctx.made = None
+    return made
+
+
+def _times(gradient: Tensor, above: Tensor) -> Tensor:
+    """``gradient * above``, in place, as nobody else has it."""
+    return gradient if float(above) == 1.0 else gradient.mul_(above)
+
+
+class _Product:
+    """The rows that a ternary head multiplies, as they are kept for backward, and its logits."""
+
+    def __init__(self, state: VoteState, x_MD: Tensor, bias_V: Tensor | None, activations: str) -> None:
+        self._state, self._bias_V, self._dtype = state, bias_V, x_MD.dtype
+        if activations == "int8":
+            self.x_MD, scale_M = kernel(state.backend, "quantize_rows")(x_MD)
+            self.scale_M: Tensor | None = scale_M
+        else:
+            self.x_MD, self.scale_M = x_MD, None
+
+    def logits(self, rows: slice) -> Tensor:
+        """``[m, V]``, in the dtype of the head's input."""
+        state, scale_M = self._state, self.scale_M
+        scale_m = None if scale_M is None else scale_M[rows]
+        run = kernel(state.backend, "linear")
+        logits_mV: Tensor = run(
+            self.x_MD[rows], scale_m, state.weight, state.exponent, self._bias_V, state.shape, self._dtype
+        )
+        return logits_mV
+
+
+class _TernaryState:
+    """What a ternary head multiplies with, and how."""
+
+    def __init__(self, state: VoteState, activations: str, gradients: str) -> None:
+        self.state, self.activations, self.gradients = state, activations, gradients
+
+    def product(self, x_MD: Tensor, bias_V: Tensor | None) -> _Product:
+        """The product with the rows ``x``."""
+        return _Product(self.state, x_MD, bias_V, self.activations)
+
+
+class _TernaryHead(torch.autograd.Function):
+    """Mean cross entropy of ``x @ W.T + bias``; backward is that of ``arb_ternary::linear``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_MD: Tensor,
+        anchor: Tensor | None,
+        bias_V: Tensor | None,
+        targets_M: Tensor,
+        logit_scale: float,
+        head: _TernaryState,
+    ) -> Tensor:
+        count, ids, state = len(targets_M), head.state.sizes[0], head.state
+        product = head.product(x_MD, bias_V)
+        grad_MV = x_MD.new_empty((count, ids))
+        losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
+        for rows in _blocks(targets_M, ids):
+            block_mV = product.logits(rows)
+            losses_M[rows] = turn_into_gradients_(block_mV, targets_M[rows], logit_scale, 1.0 / count)
+            grad_MV[rows] = block_mV
+        scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
+        ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
+        ctx.made = (grad_MV,)
+        ctx.head, ctx.casts, ctx.has_bias, ctx.x_dtype = head, anchor is not None, bias_V is not None, x_MD.dtype
+        return losses_M.mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_MD, scale_M, weight, exponent = ctx.saved_tensors
+        (grad_MV,) = _taken(ctx)
+        assert grad_MV is not None
+        head: _TernaryState = ctx.head
+        linear = SimpleNamespace(
+            state=head.state,
+            gradients=head.gradients,
+            activations=head.activations,
+            casts=ctx.casts,
+            has_bias=ctx.has_bias,
+            x_dtype=ctx.x_dtype,
+            needs_input_grad=ctx.needs_input_grad,
+        )
+        grad_x, _, grad_bias = linear_gradients(linear, _times(grad_MV, grad), x_MD, scale_M, weight, exponent)
+        return grad_x, None, grad_bias, None, None, None
