@@ -94,21 +94,43 @@ inline void score_rows(const float* query, const void* keys, int64_t features, f
       sums[r.value] = fma(q, load_floats(element(keys, D, r.value * features + whole), D, left), sums[r.value]);
     });
   }
-  unroll<R>(ARB_UNROLLED(r) { scores[r.value] = reduce_sum(sums[r.value]) * scale; });
+  alignas(16) float four[4];
+  if constexpr (R == 4) {
+    reduce_sums(sums, four);
+  } else {
+    // In the order in which four at once are added.
+    const F alone[4] = {sums[0], splatf(0.0f), splatf(0.0f), splatf(0.0f)};
+    reduce_sums(alone, four);
+  }
+  for (int r = 0; r < R; ++r) scores[r] = four[r] * scale;
 }
 
 // out[0 .. 16 S) += sum over rows, `stride` apart, of weight[row] * row.
 template <Dtype D, int S>
 inline void weigh_rows(const float* weights, const void* values, int64_t rows, int64_t stride, float* out) {
-  F sums[S];
-  unroll<S>(ARB_UNROLLED(s) { sums[s.value] = loadf(out + 16 * s.value); });
-  for (int64_t t = 0; t < rows; ++t) {
-    const F w = splatf(weights[t]);
-    unroll<S>(ARB_UNROLLED(s) {
-      sums[s.value] = fma(w, load_full(element(values, D, t * stride + 16 * s.value), D), sums[s.value]);
+  // Rows take turns with two sets of sums: one would be waiting for itself.
+  F sums[2][S];
+  unroll<S>(ARB_UNROLLED(s) {
+    sums[0][s.value] = loadf(out + 16 * s.value);
+    sums[1][s.value] = splatf(0.0f);
+  });
+  int64_t t = 0;
+  for (; t + 2 <= rows; t += 2) {
+    unroll<2>(ARB_UNROLLED(i) {
+      const F w = splatf(weights[t + i.value]);
+      unroll<S>(ARB_UNROLLED(s) {
+        F& sum = sums[i.value][s.value];
+        sum = fma(w, load_full(element(values, D, (t + i.value) * stride + 16 * s.value), D), sum);
+      });
     });
   }
-  unroll<S>(ARB_UNROLLED(s) { storef(out + 16 * s.value, sums[s.value]); });
+  if (t < rows) {
+    const F w = splatf(weights[t]);
+    unroll<S>(ARB_UNROLLED(s) {
+      sums[0][s.value] = fma(w, load_full(element(values, D, t * stride + 16 * s.value), D), sums[0][s.value]);
+    });
+  }
+  unroll<S>(ARB_UNROLLED(s) { storef(out + 16 * s.value, addf(sums[0][s.value], sums[1][s.value])); });
 }
 
 template <Dtype D>

@@ -63,7 +63,13 @@ void gather_exponents(const int8_t* exponent, int64_t rows, int64_t groups, uint
     uint8_t* four = gathered + group / 4 * kBlockBytes;
     for (int64_t r = 0; r < 16; ++r) {
       const int8_t* row = exponent + smaller(r, rows - 1) * groups;
-      for (int64_t i = 0; i < 4; ++i) four[4 * r + i] = static_cast<uint8_t>(row[smaller(group + i, groups - 1)]);
+      uint32_t bytes = 0;
+      if (group + 4 <= groups) {
+        std::memcpy(&bytes, row + group, 4);
+      } else {
+        for (int64_t i = 3; i >= 0; --i) bytes = bytes << 8 | static_cast<uint8_t>(row[smaller(group + i, groups - 1)]);
+      }
+      std::memcpy(four + 4 * r, &bytes, 4);
     }
   }
 }

@@ -176,6 +176,12 @@ inline float reduce_sum(F x) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+inline void reduce_sums(const F from[4], float sums[4]) {
+  __m256 eight[4];
+  for (int i = 0; i < 4; ++i) eight[i] = _mm256_add_ps(from[i].a, from[i].b);
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(eight[0], eight[1]), _mm256_hadd_ps(eight[2], eight[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
 inline F floorf16(F x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
 inline F clampf(F x, F low, F high) {
   return {_mm256_min_ps(high.a, _mm256_max_ps(low.a, x.a)), _mm256_min_ps(high.b, _mm256_max_ps(low.b, x.b))};

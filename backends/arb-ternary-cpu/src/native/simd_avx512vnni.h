@@ -131,6 +131,13 @@ inline F mulf(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F divf(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline float reduce_sum(F a) { return _mm512_reduce_add_ps(a); }
+inline void reduce_sums(const F from[4], float sums[4]) {
+  const F ab = _mm512_add_ps(_mm512_unpacklo_ps(from[0], from[1]), _mm512_unpackhi_ps(from[0], from[1]));
+  const F cd = _mm512_add_ps(_mm512_unpacklo_ps(from[2], from[3]), _mm512_unpackhi_ps(from[2], from[3]));
+  const F all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 inline F floorf16(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 // A NaN in `a` is passed on.
 inline F clampf(F a, F low, F high) { return _mm512_min_ps(high, _mm512_max_ps(low, a)); }

@@ -205,6 +205,13 @@ inline float reduce_sum(F a) {
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
   return vget_lane_f32(vpadd_f32(two, two), 0);
 }
+inline void reduce_sums(const F from[4], float sums[4]) {
+  float32x4_t four[4];
+  for (int i = 0; i < 4; ++i) {
+    four[i] = vaddq_f32(vaddq_f32(from[i].q[0], from[i].q[2]), vaddq_f32(from[i].q[1], from[i].q[3]));
+  }
+  vst1q_f32(sums, vpaddq_f32(vpaddq_f32(four[0], four[1]), vpaddq_f32(four[2], four[3])));
+}
 inline F floorf16(F a) {
   return quartersf([&](int i) { return vrndmq_f32(a.q[i]); });
 }

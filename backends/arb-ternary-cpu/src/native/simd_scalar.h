@@ -235,6 +235,10 @@ inline float reduce_sum(F a) {
   }
   return a.f[0];
 }
+// The sums of four.
+inline void reduce_sums(const F from[4], float sums[4]) {
+  for (int i = 0; i < 4; ++i) sums[i] = reduce_sum(from[i]);
+}
 inline F floorf16(F a) {
   return lanesf([&](int i) { return std::floor(a.f[i]); });
 }
