@@ -1,16 +1,19 @@
 import copy
 import math
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from arb_ternary.counters.hashing import HASH_USES, MICRO_BITS, USE_VOTE_ROUNDING, stream_id
+from arb_ternary.optim.protocol import Planned
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary_testing.restatement import counter_hash_uniform
 from arb_ternary_train.audit import audit
+from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.scaled_votes import ScaledVotes
 
 N, K, SEED = 3, 5, 7
@@ -258,6 +261,77 @@ def test_a_leak_decays_accumulators_by_its_share_on_average():
     assert left.unique().tolist() == [-38, -37]
     # A sixteenth of 40 is 2.5: the mean of 65536 roundings is within five standard errors.
     assert float(left.mean()) == pytest.approx(-37.5, abs=5 * math.sqrt(0.25 / 65536))
+
+
+def decaying(leak_every, leak=0.125, cells=48):
+    module = TernaryLinear(64, 64, group_size="row", activations="float", scale_rule="frozen")
+    optimizer = ScaledVotes({"layer": module}, lr=0.5, leak=leak, leak_every=leak_every)
+    module.set_trits(module.trits(), votes=torch.full((64, 64), cells, dtype=torch.int8))
+    return module, optimizer
+
+
+def test_a_leak_of_every_fourth_update_is_four_times_as_large_and_others_change_nothing():
+    module, optimizer = decaying(4)
+    held = []
+    for _ in range(9):
+        optimizer.step()
+        held.append(module.logical_votes().unique().tolist())
+    # Four sixteenths of 48 are 12 and of 36 are 9, exactly.
+    assert held == [[48], [48], [48], [36], [36], [36], [36], [27], [27]]
+
+
+def test_a_leak_never_takes_more_than_there_is():
+    module, optimizer = decaying(40)
+    for _ in range(40):
+        optimizer.step()
+    assert not module.logical_votes().any()
+
+
+def test_a_resumed_run_leaks_in_the_same_updates():
+    module, optimizer = decaying(3)
+    for _ in range(2):
+        optimizer.step()
+    resumed, other = decaying(3)
+    resumed.load_state_dict(copy.deepcopy(module.state_dict()))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(2):
+        optimizer.step()
+        other.step()
+        assert torch.equal(module.logical_votes(), resumed.logical_votes())
+    assert module.logical_votes().max() < 48
+
+
+def test_a_leak_of_every_update_has_the_bytes_of_one_without_the_option():
+    module, optimizer = decaying(1, cells=41)
+    plain, other = decaying(1, cells=41)
+    for group in other.param_groups:
+        del group["leak_every"]
+    for _ in range(3):
+        optimizer.step()
+        other.step()
+    assert torch.equal(module.logical_votes(), plain.logical_votes())
+    assert module.logical_votes().unique().numel() > 1
+
+
+def test_a_leak_every_so_often_needs_a_leak():
+    with pytest.raises(ValueError, match="leak_every: 8 has no effect with leak: 0"):
+        decaying(8, leak=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "bits", "found"),
+    [
+        ({"leak": 0.0, "leak_every": 8}, 8, "nothing decays with a leak of 0"),
+        ({"leak_every": 8}, 2, "accumulators of 2 bits keep nothing after a step"),
+        ({"leak_every": 8}, 8, None),
+        ({"leak": 0.0}, 8, None),
+    ],
+)
+def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, found):
+    run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
+    planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
+    said = [f"{name}: {wrong}" for name, wrong in ScaledVotesConfig(**options).contradictions_in(run, planned)]
+    assert said == ([] if found is None else [f"leak_every: has no effect because {found}; remove it"])
 
 
 def test_state_is_integer_and_counted():

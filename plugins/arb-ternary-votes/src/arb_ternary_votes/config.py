@@ -92,6 +92,11 @@ class ScaledVotesConfig:
     leak: float = option(
         0.02, "Share of an accumulator that decays each step, times the rate.", validator=and_(ge(0.0), le(1.0))
     )
+    leak_every: int = option(
+        1,
+        "Accumulators decay every this many updates, by as many shares at once; the others need no random numbers.",
+        validator=and_(instance_of(int), ge(1)),
+    )
     magnitude_decay: float = option(
         0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
     )
@@ -138,7 +143,11 @@ class ScaledVotesConfig:
         ):
             yield from without_effect(self, "votes of the tail are one quantum", "clip")
         if planned.vote_bits == 2:
-            yield from without_effect(self, "accumulators of 2 bits keep nothing after a step", "carry", "leak")
+            yield from without_effect(
+                self, "accumulators of 2 bits keep nothing after a step", "carry", "leak", "leak_every"
+            )
+        elif not self.leak:
+            yield from without_effect(self, "nothing decays with a leak of 0", "leak_every")
 
 
 def _beyond(value: float, planned: Planned) -> str:

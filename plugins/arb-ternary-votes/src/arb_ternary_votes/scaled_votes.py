@@ -58,14 +58,15 @@ class ScaledVotes(NormalisedVotes):
             (:mod:`arb_ternary_votes.levels`); None casts quanta.
         carry: whether a flip keeps what exceeds the cell.
         leak: share of an accumulator that decays each step, times the rate.
+        leak_every: updates from one decay to the next, which takes as many shares, but no more than all of it.
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
         band: how far exponents may move from their origin.
 
     Raises:
-        ValueError: a cell larger than a module's accumulators can hold; or votes of the tail for a module whose
-            gradients are exact integers, or together with ``vote_levels``.
+        ValueError: a cell larger than a module's accumulators can hold; votes of the tail for a module whose gradients
+            are exact integers, or together with ``vote_levels``; or ``leak_every`` without a leak.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ScaledVotes(NormalisedVotes):
         vote_levels: Literal[3] | None = None,
         carry: bool = True,
         leak: float = 0.02,
+        leak_every: int = 1,
         magnitude_decay: float = 0.98,
         cell: int | None = None,
         exponent_rate: float = 0.05,
@@ -90,6 +92,7 @@ class ScaledVotes(NormalisedVotes):
             vote_levels=vote_levels,
             carry=carry,
             leak=leak,
+            leak_every=leak_every,
             magnitude_decay=magnitude_decay,
             cell=cell,
             exponent_rate=exponent_rate,
@@ -97,6 +100,8 @@ class ScaledVotes(NormalisedVotes):
         )
         if tail and vote_levels:
             raise ValueError("tail: true does not go with vote_levels: votes of the tail are one quantum each")
+        if leak_every != 1 and not leak:
+            raise ValueError(f"leak_every: {leak_every} has no effect with leak: 0, with which nothing decays")
         for name, module in modules.items():
             held = _cell({"cell": cell, "accum_threshold": module.accum_threshold}, module)
             if held > module.shape.largest_vote:
@@ -161,7 +166,10 @@ class ScaledVotes(NormalisedVotes):
         return float(group["clip"]) * self._quanta(group, module) / casts
 
     def _flip(self, group: dict[str, Any], module: TernaryModule, place: tuple[int, int], voted: bool) -> Tensor:
-        decay = round(65536 * min(1.0, group["leak"] * group["lr"]))
+        # Groups of a checkpoint from before the option do not have it.
+        every = int(group.get("leak_every", 1))
+        leaks = (self.updates + 1) % every == 0
+        decay = round(65536 * min(1.0, group["leak"] * group["lr"] * every)) if leaks else 0
         return module.apply_votes("apply_scaled_votes", _cell(group, module), decay, group["carry"])
 
 
