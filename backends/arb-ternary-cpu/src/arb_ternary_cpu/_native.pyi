@@ -242,6 +242,113 @@ def lookup_rows(
     /,
 ) -> int: ...
 
+# --- between the products of a block ----------------------------------------------------------------------------------
+# Rows in pieces: heads, features of a head, length, strides of batch, head and position in elements.
+
+def normalise_quantize(
+    isa: int,
+    threads: int,
+    x: int,
+    sizes: tuple[int, ...],
+    dtype: int,
+    rows: int,
+    eps: float,
+    q: int,
+    scale: int,
+    r: int,
+    /,
+) -> None: ...
+def normalise_back(
+    isa: int,
+    threads: int,
+    first: int,
+    second: int,
+    third: int,
+    x: int,
+    sizes: tuple[int, ...],
+    r: int,
+    dtype: int,
+    rows: int,
+    out: int,
+    out_sizes: tuple[int, ...],
+    /,
+) -> None: ...
+def activate_quantize(
+    isa: int,
+    threads: int,
+    kind: int,
+    gate: int,
+    up: int,
+    dtype: int,
+    rows: int,
+    columns: int,
+    eps: float,
+    q: int,
+    scale: int,
+    r: int,
+    /,
+) -> None: ...
+def activate_back(
+    isa: int,
+    threads: int,
+    kind: int,
+    grad: int,
+    gate: int,
+    up: int,
+    r: int,
+    dtype: int,
+    rows: int,
+    columns: int,
+    grad_gate: int,
+    grad_up: int,
+    /,
+) -> None: ...
+def turn_heads(
+    isa: int,
+    threads: int,
+    x: int,
+    dtype: int,
+    rows: int,
+    y: int,
+    sizes: tuple[int, ...],
+    cos: int,
+    sin: int,
+    eps: float,
+    r: int,
+    /,
+) -> None: ...
+def turn_heads_back(
+    isa: int,
+    threads: int,
+    grad: int,
+    sizes: tuple[int, ...],
+    x: int,
+    dtype: int,
+    rows: int,
+    cos: int,
+    sin: int,
+    r: int,
+    out: int,
+    /,
+) -> None: ...
+def quantize_both(
+    isa: int,
+    threads: int,
+    grad: int,
+    dtype: int,
+    rows: int,
+    columns: int,
+    row_scale: int,
+    seed: int,
+    step: int,
+    stream: int,
+    folded_stream: int,
+    q: int,
+    folded: int,
+    scales: int,
+    /,
+) -> None: ...
+
 # --- what travels between ranks ---------------------------------------------------------------------------------------
 # Bases by their index in wire.h; a weight as strips of 16 rows.
 

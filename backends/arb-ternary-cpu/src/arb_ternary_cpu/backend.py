@@ -10,7 +10,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend
-from arb_ternary_cpu import _native, convolution, decode, limits, products, votes, wire
+from arb_ternary_cpu import _native, blocks, convolution, decode, limits, products, votes, wire
 from arb_ternary_cpu.isa import chosen_isa
 
 __all__ = ["CpuBackend", "build"]
@@ -48,5 +48,5 @@ def build(isa: str | None = None) -> KernelBackend:
     index = _native.isa_index(chosen)
     multiplied = products.kernels(index)
     convolved = convolution.kernels(index, multiplied["linear"])
-    others = (decode.kernels(index), votes.kernels(index), wire.kernels(index))
+    others = (blocks.kernels(index), decode.kernels(index), votes.kernels(index), wire.kernels(index))
     return CpuBackend(chosen, kernels=reduce(or_, others, {**multiplied, **convolved}))

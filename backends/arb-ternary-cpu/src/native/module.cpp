@@ -8,6 +8,7 @@
 
 namespace nb = nanobind;
 
+void bind_blocks(nb::module_& m);
 void bind_convolution(nb::module_& m);
 void bind_decode(nb::module_& m);
 void bind_probes(nb::module_& m);
@@ -30,6 +31,7 @@ NB_MODULE(_native, m) {
     }
     return -1;
   });
+  bind_blocks(m);
   bind_convolution(m);
   bind_decode(m);
   bind_probes(m);

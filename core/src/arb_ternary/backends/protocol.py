@@ -48,7 +48,10 @@ SUM_OPS: Final = ("settle_votes", "sums_to_quanta")
 #: Kernels of convolutions. Core calls none of them: see ``arb_ternary_vision.convolution_ops``.
 CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
 #: Kernels for the blocks of a transformer. Core calls none of them: see ``arb_ternary_text.models.fused``.
-BLOCK_OPS: Final[tuple[str, ...]] = ("decode_step",)
+BLOCK_OPS: Final = (
+    *("normalise_quantize", "normalise_quantize_backward", "activate_quantize", "activate_quantize_backward"),
+    *("turn_heads", "turn_heads_backward", "quantize_gradients", "decode_step"),
+)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"

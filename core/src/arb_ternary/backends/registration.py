@@ -31,12 +31,14 @@ class Op:
     """An op of the namespace: call it, or ``torch.ops.arb_ternary.<name>``, with all of its arguments in order.
 
     ``function`` computes it, for every device; it is annotated as ``torch.library.infer_schema`` wants it, or with a
-    ``VoteState``. ``mutates_args`` names the arguments, or fields of the state, that it changes.
+    ``VoteState``. ``mutates_args`` names the arguments, or fields of the state, that it changes. Who needs neither
+    gradients nor a graph calls ``function`` itself, which the dispatcher has no part in.
     """
 
     def __init__(self, name: str, function: Function, mutates_args: Sequence[str]) -> None:
         self.__doc__ = function.__doc__
         self.name = name
+        self.function = function
         hints = get_type_hints(function)
         names = list(signature(function).parameters)
         self._state = next((i for i, parameter in enumerate(names) if hints[parameter] is VoteState), None)

@@ -8,19 +8,24 @@ planes that turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from arb_ternary_text.models import fused_parts
 from arb_ternary_text.models.attend import attend
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.fused import Kernels, kernels_for
 from arb_ternary_text.models.parts import make_head_norm, make_linear, make_norm, make_sub_norm
 from arb_ternary_text.models.rotary import rotary_angles, rotate
 
 __all__ = ["Attention", "Biases", "Positions", "make_positions", "split_heads", "visibility"]
+
+
+_NO_NORM: Final = nn.Identity()
 
 
 class Positions(NamedTuple):
@@ -146,6 +151,29 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets."""
+        kernels = None
+        if self.biases is None:
+            norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
+            kernels = kernels_for(x_BSD, norms, (self.query, self.key, self.value, self.output))
+        query_BHSC, key_BGTC, value_BGTC = self._heads_of(x_BSD, positions, kernels)
+        if cache is not None and positions.span is not None:
+            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
+        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal)
+        if kernels is not None:
+            return fused_parts.output(kernels, seen_BHSC, self.output_norm, self.output)
+        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
+        return update_BSD
+
+    def _heads_of(self, x_BSD: Tensor, positions: Positions, kernels: Kernels | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values of the new positions, by the kernels if there are any."""
+        if kernels is not None:
+            projections = (
+                (self.query, self.heads, self.query_norm),
+                (self.key, self.key_heads, self.key_norm),
+                (self.value, self.key_heads, _NO_NORM),
+            )
+            angles = positions.cos, positions.sin
+            return fused_parts.project_heads(kernels, x_BSD, self.norm, projections, angles)
         normed_BSD = self.norm(x_BSD)
         query_BSE, key_BSE, value_BSE = self.query(normed_BSD), self.key(normed_BSD), self.value(normed_BSD)
         if self.biases is not None:
@@ -156,11 +184,7 @@ class Attention(nn.Module):
         value_BGTC = split_heads(value_BSE, self.key_heads)
         query_BHSC = rotate(self.query_norm(query_BHSC), positions.cos, positions.sin)
         key_BGTC = rotate(self.key_norm(key_BGTC), positions.cos, positions.sin)
-        if cache is not None and positions.span is not None:
-            key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
-        seen_BHSC = attend(query_BHSC, key_BGTC, value_BGTC, mask=positions.mask, is_causal=positions.is_causal)
-        update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
-        return update_BSD
+        return query_BHSC, key_BGTC, value_BGTC
 
     def output_projections(self) -> list[nn.Module]:
         """The linears that write to the residual stream."""

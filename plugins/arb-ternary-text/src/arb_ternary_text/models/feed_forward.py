@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.fused import kernels_for
+from arb_ternary_text.models.fused_parts import feed_forward
 from arb_ternary_text.models.parts import make_linear, make_norm, make_sub_norm
 
 __all__ = ["FeedForward"]
@@ -24,20 +26,24 @@ class FeedForward(nn.Module):
         self.norm = make_norm(config, config.width, gain=True) if normalise_input else nn.Identity()
         activation = config.feed_forward_activation
         self.gate = None if activation == "relu2" else make_linear(config, config.width, config.hidden)
-        self._squares = activation != "swiglu"
+        self.activation = activation
         self.up = make_linear(config, config.width, config.hidden)
         self.hidden_norm = make_sub_norm(config, config.hidden)
         self.down = make_linear(config, config.hidden, config.width)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """The update that the residual stream ``x_BSD`` gets; any leading dimensions."""
+        linears = (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
+        kernels = kernels_for(x_BSD, (self.norm, self.hidden_norm), linears)
+        if kernels is not None:
+            return feed_forward(kernels, x_BSD, self.norm, linears, self.activation, self.hidden_norm)
         normed_BSD = self.norm(x_BSD)
         up_BSF = self.up(normed_BSD)
         if self.gate is None:
             hidden_BSF = F.relu(up_BSF).square()
         else:
             gate_BSF = self.gate(normed_BSD)
-            hidden_BSF = (F.relu(gate_BSF).square() if self._squares else F.silu(gate_BSF)) * up_BSF
+            hidden_BSF = (F.silu(gate_BSF) if self.activation == "swiglu" else F.relu(gate_BSF).square()) * up_BSF
         update_BSD: Tensor = self.down(self.hidden_norm(hidden_BSF))
         return update_BSD
 

@@ -1,16 +1,53 @@
 """When the parts of a block may be computed by kernels of their own, not by the operations of torch.
 
-Such kernels (``arb_ternary.backends.protocol.BLOCK_OPS``) are optional: they save the memory traffic and the calls of a
-dozen operations each. They add up in an order of their own, so that their results differ from torch's in the last bits.
+Such kernels (``arb_ternary.backends.protocol.BLOCK_OPS``) are optional: they save the memory traffic and the calls of
+a dozen operations each. They add up in an order of their own, so that float results differ from torch's in the last
+bits; integers made of the same floats are equal. Rows of ``M`` positions have ``K`` features, of any float dtype; what
+lies between reading a row and writing it is float32. ``x`` may also be ``[B, H, S, C]``, whose row ``(b, s)`` is its
+heads one after another. ``eps`` is None where rows are not normalised, and ``r``, their factors in float32, likewise.
+
+* ``normalise_quantize(x, eps) -> q, scale, r``: ``quantize_rows`` of the rows times ``r = 1 / sqrt(mean(x^2) + eps)``.
+* ``normalise_quantize_backward(grads, x, r, size) -> grad``: of ``x``, which has this size, from the sum of one to
+  three gradients ``[M, K]`` of the normalised rows; ``x`` may be None where ``r`` is.
+* ``activate_quantize(gate, up, kind, eps) -> q, scale, r``: the same of ``silu(gate) * up`` (``swiglu``),
+  ``relu(up)^2`` (``relu2``, whose gate is None) or ``relu(gate)^2 * up`` (``reglu2``).
+* ``activate_quantize_backward(grad, gate, up, kind, r) -> grad_gate, grad_up``.
+* ``turn_heads(x, angles, heads, length, eps) -> y, r``: rows ``[B * S, H * C]`` to heads ``[B, H, S, C]``, each
+  normalised (``r`` is ``[M, H]``) and turned by ``angles``, cosines and sines ``[S, C / 2]``, or by nothing (None).
+* ``turn_heads_backward(grad, x, angles, r) -> grad``.
+* ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded, folded_scale``:
+  ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer than 2**32 elements.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
+
+from arb_ternary.backends.select import get_backend
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, RMSNorm
 from arb_ternary_train.exact_arithmetic import is_exact
 
-__all__ = ["may_round_otherwise"]
+__all__ = ["Kernels", "eps_of", "kernels_for", "may_round_otherwise"]
+
+Kernels = Mapping[str, Callable[..., Any]]
+
+#: Parts of a module that a user may have set to see, or to change, what enters and leaves it.
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPS: Final = (
+    "normalise_quantize",
+    "normalise_quantize_backward",
+    "activate_quantize",
+    "activate_quantize_backward",
+    "turn_heads",
+    "turn_heads_backward",
+    "quantize_gradients",
+)
+_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
 def may_round_otherwise() -> bool:
@@ -20,3 +57,43 @@ def may_round_otherwise() -> bool:
     torch's operations.
     """
     return not (torch.compiler.is_compiling() or is_exact())
+
+
+def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Module]) -> Kernels | None:
+    """The kernels for a part of a block that reads ``x``, or None where torch's operations have to compute it.
+
+    They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16 on the CPU, autocast
+    is off, every linear is ternary without a bias and takes int8 activations, no norm has a gain,
+    nobody has put hooks or another ``forward`` on them, and the backend of all linears has the kernels.
+    """
+    if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES or not x.numel() or not may_round_otherwise():
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    backend = None
+    for linear in linears:
+        if type(linear) is not TernaryLinear or linear.activations != "int8" or linear.bias is not None:
+            return None
+        if _is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
+            return None
+        backend = linear.backend
+    if backend is None or any(_has_gain(norm) or _is_watched(norm) for norm in norms):
+        return None
+    kernels = get_backend(backend).kernels
+    return kernels if all(op in kernels for op in _OPS) else None
+
+
+def eps_of(norm: nn.Module) -> float | None:
+    """What a norm without a gain adds to the mean square; None for one that does nothing."""
+    return norm.eps if isinstance(norm, RMSNorm) else None
+
+
+def _has_gain(norm: nn.Module) -> bool:
+    if type(norm) is nn.Identity:
+        return False
+    return type(norm) not in (RMSNorm, OwnEpsRMSNorm) or norm.weight is not None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    held = module.__dict__
+    return "forward" in held or any(held[name] for name in _HOOKS)

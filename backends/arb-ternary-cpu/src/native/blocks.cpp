@@ -1,0 +1,212 @@
+#include "blocks.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "threads.h"
+#include "workspace.h"
+
+namespace arb {
+
+namespace {
+
+// Elements that are worth a task.
+constexpr int64_t kTaskElements = 1 << 15;
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+const void* at(const void* x, Dtype dtype, int64_t index) {
+  return static_cast<const char*>(x) + index * dtype_size(dtype);
+}
+void* at(void* x, Dtype dtype, int64_t index) { return static_cast<char*>(x) + index * dtype_size(dtype); }
+
+const BlockKernels& block_kernels(int isa) {
+  switch (static_cast<Isa>(isa)) {
+#if defined(ARB_HAVE_AVX512VNNI)
+    case Isa::avx512vnni:
+    case Isa::avx512bf16:
+    case Isa::amx:
+      return block_kernels_avx512vnni();
+#endif
+#if defined(ARB_HAVE_AVX2)
+    case Isa::avx2:
+    case Isa::avxvnni:
+      return block_kernels_avx2();
+#endif
+#if defined(ARB_HAVE_NEON)
+    case Isa::neon:
+      return block_kernels_neon();
+#endif
+    default:
+      return block_kernels_scalar();
+  }
+}
+
+// Calls f(row, work) for every row, with `count` rows of floats to work in, `width` apart.
+template <class F>
+void for_rows(const BlockCall& call, int64_t rows, int64_t columns, int64_t count, F f) {
+  const int64_t width = blocks_of(columns) * kBlockSide + kRowSlack;
+  const int64_t step = columns >= kTaskElements ? 1 : kTaskElements / (columns < 1 ? 1 : columns);
+  const int64_t tasks = (rows + step - 1) / step;
+  const int threads = static_cast<int>(least(call.threads, tasks));
+  Workspace& space = workspace();
+  space.reserve(static_cast<size_t>(threads) * Workspace::padded(count * width * 4));
+  const int64_t each = static_cast<int64_t>(Workspace::padded(count * width * 4)) / 4;
+  float* const work = space.take<float>(threads * each);
+  auto task = [&](int64_t index, int worker) {
+    const int64_t last = least(rows, (index + 1) * step);
+    for (int64_t row = index * step; row < last; ++row) f(row, work + worker * each, width);
+  };
+  parallel_tasks(tasks, threads, task);
+  space.release();
+}
+
+void gather(const BlockKernels& block, const HeadRows& x, Dtype dtype, int64_t row, float* out) {
+  for (int64_t h = 0; h < x.heads; ++h) {
+    block.widen(at(x.memory, dtype, x.place(row, h)), dtype, x.features, out + h * x.features);
+  }
+}
+
+void scatter(const BlockKernels& block, const float* values, const HeadRows& out, Dtype dtype, int64_t row) {
+  for (int64_t h = 0; h < out.heads; ++h) {
+    block.narrow(values + h * out.features, out.features, dtype, at(out.memory, dtype, out.place(row, h)));
+  }
+}
+
+// The power of two of an int8 gradient whose largest magnitude has these bits; 0 where it becomes zeros.
+float power_above(uint32_t bits) {
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  if (bits == 0 || !std::isfinite(largest)) return 0.0f;
+  int exponent = 0;
+  const double mantissa = std::frexp(static_cast<double>(largest) / 127.0, &exponent);
+  if (mantissa == 0.5) --exponent;
+  return std::ldexp(1.0f, exponent < -126 ? -126 : exponent);
+}
+
+void raise_to(std::atomic<uint32_t>& most, uint32_t bits) {
+  uint32_t seen = most.load(std::memory_order_relaxed);
+  while (bits > seen && !most.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+BlockCall::BlockCall(int isa, int wanted) : block(block_kernels(isa)), rows(product_kernels(isa)), threads(wanted) {}
+
+void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps, int8_t* q,
+                        float* scale, float* r) {
+  const int64_t columns = x.columns();
+  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+    gather(call.block, x, dtype, row, work);
+    if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
+    scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + row * columns);
+  });
+}
+
+void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Dtype dtype,
+                    int64_t rows, const HeadRows& out) {
+  const int64_t columns = out.columns();
+  for_rows(call, rows, columns, 2, [&](int64_t row, float* work, int64_t width) {
+    call.block.widen(at(grads[0], dtype, row * columns), dtype, columns, work);
+    for (int i = 1; i < 3 && grads[i] != nullptr; ++i) {
+      call.block.add(at(grads[i], dtype, row * columns), dtype, columns, work);
+    }
+    if (r != nullptr) {
+      gather(call.block, x, dtype, row, work + width);
+      call.block.normalise_back(work + width, r[row], columns, work);
+    }
+    scatter(call.block, work, out, dtype, row);
+  });
+}
+
+void activate_quantize(const BlockCall& call, Activation kind, const void* gate, const void* up, Dtype dtype,
+                       int64_t rows, int64_t columns, float eps, int8_t* q, float* scale, float* r) {
+  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+    const int64_t first = row * columns;
+    call.block.activate(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, work);
+    if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
+    scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + first);
+  });
+}
+
+void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
+                   const float* r, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate, void* grad_up) {
+  for_rows(call, rows, columns, 2, [&](int64_t row, float* work, int64_t width) {
+    const int64_t first = row * columns;
+    const void* const gates = at(gate, dtype, first);
+    const void* const ups = at(up, dtype, first);
+    call.block.widen(at(grad, dtype, first), dtype, columns, work);
+    if (r != nullptr) {
+      call.block.activate(kind, gates, ups, dtype, columns, work + width);
+      call.block.normalise_back(work + width, r[row], columns, work);
+    }
+    call.block.activate_back(kind, work, gates, ups, dtype, columns, at(grad_gate, dtype, first),
+                             at(grad_up, dtype, first));
+  });
+}
+
+void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows, const HeadRows& y, const float* cos,
+                const float* sin, float eps, float* r) {
+  const int64_t columns = y.columns(), planes = y.features / 2;
+  for_rows(call, rows, columns, 0, [&](int64_t row, float*, int64_t) {
+    const int64_t turned = row % y.length * planes;
+    for (int64_t h = 0; h < y.heads; ++h) {
+      const float factor = call.block.turn(at(x, dtype, row * columns + h * y.features), dtype, planes,
+                                           cos == nullptr ? nullptr : cos + turned,
+                                           sin == nullptr ? nullptr : sin + turned, eps,
+                                           at(y.memory, dtype, y.place(row, h)));
+      if (eps >= 0.0f) r[row * y.heads + h] = factor;
+    }
+  });
+}
+
+void turn_heads_back(const BlockCall& call, const HeadRows& grad_y, const void* x, Dtype dtype, int64_t rows,
+                     const float* cos, const float* sin, const float* r, void* grad_x) {
+  const int64_t columns = grad_y.columns(), planes = grad_y.features / 2;
+  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+    const int64_t turned = row % grad_y.length * planes;
+    for (int64_t h = 0; h < grad_y.heads; ++h) {
+      const int64_t place = row * columns + h * grad_y.features;
+      call.block.turn_back(at(grad_y.memory, dtype, grad_y.place(row, h)), at(x, dtype, place), dtype, planes,
+                           cos == nullptr ? nullptr : cos + turned, sin == nullptr ? nullptr : sin + turned,
+                           r != nullptr, r == nullptr ? 1.0f : r[row * grad_y.heads + h], work,
+                           at(grad_x, dtype, place));
+    }
+  });
+}
+
+void quantize_both(const BlockCall& call, const void* grad, Dtype dtype, int64_t rows, int64_t columns,
+                   const float* row_scale, const HashWords& words, const HashWords& folded_words, int8_t* q,
+                   int8_t* folded, float scales[2]) {
+  std::atomic<uint32_t> most{0}, most_folded{0};
+  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+    const void* const own = at(grad, dtype, row * columns);
+    raise_to(most, call.rows.largest_bits(own, dtype, columns));
+    call.block.scale(own, dtype, columns, row_scale[row], work);
+    raise_to(most_folded, call.rows.largest_bits(work, dtype, columns));
+  });
+  const float power = power_above(most.load()), folded_power = power_above(most_folded.load());
+  const HashStream noise(words), folded_noise(folded_words);
+  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+    const void* const own = at(grad, dtype, row * columns);
+    const uint64_t place = static_cast<uint64_t>(row * columns);
+    if (power == 0.0f) {
+      std::memset(q + row * columns, 0, static_cast<size_t>(columns));
+    } else {
+      call.rows.round_stochastic(own, dtype, columns, 1.0f / power, noise.base(place), q + row * columns);
+    }
+    if (folded_power == 0.0f) {
+      std::memset(folded + row * columns, 0, static_cast<size_t>(columns));
+    } else {
+      call.block.scale(own, dtype, columns, row_scale[row], work);
+      call.rows.round_stochastic(work, dtype, columns, 1.0f / folded_power, folded_noise.base(place),
+                                 folded + row * columns);
+    }
+  });
+  scales[0] = power == 0.0f ? 1.0f : power;
+  scales[1] = folded_power == 0.0f ? 1.0f : folded_power;
+}
+
+}  // namespace arb

@@ -1,0 +1,108 @@
+// What lies between the products of a transformer's block, forward and backward: norms, activations, heads that turn
+// with their positions, quantisation.
+//
+// Rows are computed in float32, whatever their dtype, and one by one, so that a result depends neither on the number of
+// threads nor on the rows around it. The loops are in blocks_loops.h, one table an instruction set; the drivers
+// (blocks.cpp) share out the rows and are compiled without instruction-set flags.
+#pragma once
+
+#include <cstdint>
+
+#include "hash.h"
+#include "isa.h"
+#include "products.h"
+
+namespace arb {
+
+// silu(gate) * up, relu(up)^2, relu(gate)^2 * up.
+enum class Activation : int { swiglu = 0, relu2 = 1, reglu2 = 2 };
+
+// Floats of a row that a loop may write beyond the last.
+constexpr int64_t kRowSlack = 16;
+
+struct BlockKernels {
+  // out = x as floats; writes up to kRowSlack - 1 floats more.
+  void (*widen)(const void* x, Dtype dtype, int64_t count, float* out);
+  void (*narrow)(const float* x, int64_t count, Dtype dtype, void* out);
+  // sum += x
+  void (*add)(const void* x, Dtype dtype, int64_t count, float* sum);
+  // x *= r with r = 1 / sqrt(mean(x^2) + eps), which is returned.
+  float (*normalise)(float* x, int64_t count, float eps);
+  // grad = r (grad - y mean(grad y)) with y = r x.
+  void (*normalise_back)(const float* x, float r, int64_t count, float* grad);
+  // `gate` is not read for relu2.
+  void (*activate)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden);
+  // From the gradient of `hidden` those of `gate` (not written for relu2) and `up`.
+  void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, Dtype dtype,
+                        int64_t count, void* grad_gate, void* grad_up);
+  // One head: y = R (r x) with the rotation R of `planes` planes, feature p and p + planes; r as in normalise, which is
+  // returned, or 1 where eps < 0. Without cos and sin, R is the identity.
+  float (*turn)(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps, void* y);
+  // grad_x from grad_y; `normed`: with the factor r of forward, else it is 1. `work` has 2 planes + kRowSlack floats.
+  void (*turn_back)(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
+                    bool normed, float r, float* work, void* grad_x);
+  // out = dtype(x * dtype(factor))
+  void (*scale)(const void* x, Dtype dtype, int64_t count, float factor, void* out);
+};
+
+const BlockKernels& block_kernels_scalar();
+#if defined(ARB_HAVE_AVX2)
+const BlockKernels& block_kernels_avx2();
+#endif
+#if defined(ARB_HAVE_AVX512VNNI)
+const BlockKernels& block_kernels_avx512vnni();
+#endif
+#if defined(ARB_HAVE_NEON)
+const BlockKernels& block_kernels_neon();
+#endif
+
+// Both tables of an instruction set, and the threads of a call.
+struct BlockCall {
+  const BlockKernels& block;
+  const ProductKernels& rows;
+  int threads;
+
+  BlockCall(int isa, int wanted);
+};
+
+// Rows whose features lie in pieces: those of head h at position s of sequence b are the `features` elements from
+// b * batch_stride + h * head_stride + s * position_stride on. Row b * length + s has the heads one after another.
+struct HeadRows {
+  void* memory;
+  int64_t heads, features, length;
+  int64_t batch_stride, head_stride, position_stride;
+
+  int64_t columns() const { return heads * features; }
+  int64_t place(int64_t row, int64_t head) const {
+    return row / length * batch_stride + head * head_stride + row % length * position_stride;
+  }
+};
+
+// q and scale of the rows, and r of each; where eps < 0 they are not normalised, and r is not written.
+void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps, int8_t* q,
+                        float* scale, float* r);
+// The gradient of x from those of up to three consumers of the normalised rows, [rows, columns]. `r` is null where
+// forward did not normalise; x is not read then.
+void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Dtype dtype,
+                    int64_t rows, const HeadRows& out);
+
+// q, scale and r of activate(gate, up), [rows, columns], as in normalise_quantize.
+void activate_quantize(const BlockCall& call, Activation kind, const void* gate, const void* up, Dtype dtype,
+                       int64_t rows, int64_t columns, float eps, int8_t* q, float* scale, float* r);
+void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
+                   const float* r, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate, void* grad_up);
+
+// y [batch, heads, length, features] from x [batch * length, heads * features]; cos and sin are [length, features / 2]
+// or null; r [rows, heads] is not written where eps < 0.
+void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows, const HeadRows& y, const float* cos,
+                const float* sin, float eps, float* r);
+void turn_heads_back(const BlockCall& call, const HeadRows& grad_y, const void* x, Dtype dtype, int64_t rows,
+                     const float* cos, const float* sin, const float* r, void* grad_x);
+
+// Two int8 gradients [rows, columns], fewer than 2**32 elements, and their powers of two: as they are, for which `words`
+// are, and with the rows multiplied by their scales, in the dtype of `grad`, for which `folded_words` are.
+void quantize_both(const BlockCall& call, const void* grad, Dtype dtype, int64_t rows, int64_t columns,
+                   const float* row_scale, const HashWords& words, const HashWords& folded_words, int8_t* q,
+                   int8_t* folded, float scales[2]);
+
+}  // namespace arb

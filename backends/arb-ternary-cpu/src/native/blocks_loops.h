@@ -1,0 +1,259 @@
+// The loops of BlockKernels in the sixteen lanes of a simd_<isa>.h. Included after that header by one translation unit
+// for each instruction set; everything has internal linkage.
+#pragma once
+
+#include "blocks.h"
+#include "loops_common.h"
+
+namespace arb {
+namespace {
+
+inline F negative(F f) { return as_float(bit_xor(as_bits(f), splat(INT32_MIN))); }
+// Loops are instantiated for each dtype, and take whole vectors apart from the last: a load that asked for its dtype and
+// its length would take longer than what is computed.
+template <Dtype D>
+struct Of {};
+
+template <class Loop>
+inline void by_dtype(Dtype dtype, Loop loop) {
+  switch (dtype) {
+    case Dtype::bfloat16:
+      return loop(Of<Dtype::bfloat16>{});
+    case Dtype::float16:
+      return loop(Of<Dtype::float16>{});
+    default:
+      return loop(Of<Dtype::float32>{});
+  }
+}
+
+// Sixteen elements of a row from k on, and its last ones, fewer.
+struct Whole {
+  int64_t k;
+  template <Dtype D>
+  F load(Of<D>, const void* x) const {
+    return load_full(element(x, D, k), D);
+  }
+  template <Dtype D>
+  void store(Of<D>, void* x, F f) const {
+    store_full(element(x, D, k), D, f);
+  }
+  F load(const float* x) const { return loadf(x + k); }
+  void store(float* x, F f) const { storef(x + k, f); }
+};
+struct Last {
+  int64_t k, count;
+  template <Dtype D>
+  F load(Of<D>, const void* x) const {
+    return load_floats(element(x, D, k), D, count);
+  }
+  template <Dtype D>
+  void store(Of<D>, void* x, F f) const {
+    store_floats(element(x, D, k), D, f, count);
+  }
+  F load(const float* x) const { return load(Of<Dtype::float32>{}, x); }
+  void store(float* x, F f) const { store(Of<Dtype::float32>{}, x, f); }
+};
+
+template <class Body>
+inline void sweep(int64_t count, Body body) {
+  int64_t k = 0;
+  for (; k + 16 <= count; k += 16) body(Whole{k});
+  if (k < count) body(Last{k, count - k});
+}
+
+inline float sum_of(F f) {
+  alignas(64) float parts[16];
+  storef(parts, f);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+  }
+  return parts[0];
+}
+
+inline float reciprocal_norm(F squares, int64_t count, float eps) {
+  return 1.0f / __builtin_sqrtf(sum_of(squares) / static_cast<float>(count) + eps);
+}
+
+// exp(x) for x in -87..88, clipped to that; NaN stays NaN. The polynomial is that of expf in Cephes (Moshier); on top of
+// its relative error of 2e-7 come at most three roundings where multiplications and additions are not fused.
+inline F exponential(F x) {
+  x = clampf(x, splatf(-87.0f), splatf(88.0f));
+  const V whole = to_int(mulf(x, splatf(1.44269504088896341f)));
+  const F n = to_float(whole);
+  const F rest = fma(n, splatf(2.12194440e-4f), fma(n, splatf(-0.693359375f), x));
+  F sum = splatf(1.9875691500e-4f);
+  sum = fma(sum, rest, splatf(1.3981999507e-3f));
+  sum = fma(sum, rest, splatf(8.3334519073e-3f));
+  sum = fma(sum, rest, splatf(4.1665795894e-2f));
+  sum = fma(sum, rest, splatf(1.6666665459e-1f));
+  sum = fma(sum, rest, splatf(5.0000001201e-1f));
+  return mulf(addf(fma(mulf(rest, rest), sum, rest), splatf(1.0f)), power_of_two(whole));
+}
+
+inline F logistic(F x) { return divf(splatf(1.0f), addf(splatf(1.0f), exponential(negative(x)))); }
+inline F positive_part(F x) { return clampf(x, splatf(0.0f), as_float(splat(kInfinityBits))); }
+
+void widen(const void* x, Dtype dtype, int64_t count, float* out) {
+  by_dtype(dtype, [&](auto of) { sweep(count, [&](auto at) { at.store(out, at.load(of, x)); }); });
+}
+
+void narrow(const float* x, int64_t count, Dtype dtype, void* out) {
+  by_dtype(dtype, [&](auto of) { sweep(count, [&](auto at) { at.store(of, out, at.load(x)); }); });
+}
+
+void add(const void* x, Dtype dtype, int64_t count, float* sum) {
+  by_dtype(dtype, [&](auto of) {
+    sweep(count, [&](auto at) { at.store(sum, addf(at.load(sum), at.load(of, x))); });
+  });
+}
+
+float normalise(float* x, int64_t count, float eps) {
+  F squares = splatf(0.0f);
+  sweep(count, [&](auto at) {
+    const F f = at.load(x);
+    squares = fma(f, f, squares);
+  });
+  const float r = reciprocal_norm(squares, count, eps);
+  const F factor = splatf(r);
+  sweep(count, [&](auto at) { at.store(x, mulf(at.load(x), factor)); });
+  return r;
+}
+
+void normalise_back(const float* x, float r, int64_t count, float* grad) {
+  const F factor = splatf(r);
+  F along = splatf(0.0f);
+  sweep(count, [&](auto at) { along = fma(mulf(at.load(x), factor), at.load(grad), along); });
+  const F mean = splatf(-sum_of(along) / static_cast<float>(count));
+  sweep(count, [&](auto at) {
+    const F y = mulf(at.load(x), factor);
+    at.store(grad, mulf(fma(y, mean, at.load(grad)), factor));
+  });
+}
+
+template <Activation Kind>
+struct Kinds {
+  static void forward(const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden) {
+    by_dtype(dtype, [&](auto of) {
+      sweep(count, [&](auto at) {
+        const F u = at.load(of, up);
+        const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
+        if constexpr (Kind == Activation::swiglu) return at.store(hidden, mulf(mulf(g, logistic(g)), u));
+        const F rest = positive_part(g);
+        const F square = mulf(rest, rest);
+        at.store(hidden, Kind == Activation::relu2 ? square : mulf(square, u));
+      });
+    });
+  }
+
+  static void backward(const float* grad, const void* gate, const void* up, Dtype dtype, int64_t count, void* grad_gate,
+                       void* grad_up) {
+    by_dtype(dtype, [&](auto of) {
+      sweep(count, [&](auto at) {
+        const F d = at.load(grad), u = at.load(of, up);
+        const F g = Kind == Activation::relu2 ? u : at.load(of, gate);
+        F value, slope;  // of the activation
+        if constexpr (Kind == Activation::swiglu) {
+          const F s = logistic(g);
+          value = mulf(g, s);
+          // s (1 + g (1 - s)) = s + value (1 - s)
+          slope = fma(value, addf(splatf(1.0f), negative(s)), s);
+        } else {
+          const F rest = positive_part(g);
+          value = mulf(rest, rest);
+          slope = addf(rest, rest);
+        }
+        if constexpr (Kind == Activation::relu2) {
+          at.store(of, grad_up, mulf(d, slope));
+        } else {
+          at.store(of, grad_up, mulf(d, value));
+          at.store(of, grad_gate, mulf(mulf(d, u), slope));
+        }
+      });
+    });
+  }
+};
+
+void activate(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden) {
+  switch (kind) {
+    case Activation::swiglu:
+      return Kinds<Activation::swiglu>::forward(gate, up, dtype, count, hidden);
+    case Activation::relu2:
+      return Kinds<Activation::relu2>::forward(gate, up, dtype, count, hidden);
+    default:
+      return Kinds<Activation::reglu2>::forward(gate, up, dtype, count, hidden);
+  }
+}
+
+void activate_back(Activation kind, const float* grad, const void* gate, const void* up, Dtype dtype, int64_t count,
+                   void* grad_gate, void* grad_up) {
+  switch (kind) {
+    case Activation::swiglu:
+      return Kinds<Activation::swiglu>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+    case Activation::relu2:
+      return Kinds<Activation::relu2>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+    default:
+      return Kinds<Activation::reglu2>::backward(grad, gate, up, dtype, count, grad_gate, grad_up);
+  }
+}
+
+float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps, void* y) {
+  const void* const second = element(x, dtype, planes);
+  void* const turned_second = element(y, dtype, planes);
+  float r = 1.0f;
+  by_dtype(dtype, [&](auto of) {
+    if (eps >= 0.0f) {
+      F squares = splatf(0.0f);
+      sweep(planes, [&](auto at) {
+        const F a = at.load(of, x), b = at.load(of, second);
+        squares = fma(b, b, fma(a, a, squares));
+      });
+      r = reciprocal_norm(squares, 2 * planes, eps);
+    }
+    const F factor = splatf(r);
+    sweep(planes, [&](auto at) {
+      const F a = mulf(at.load(of, x), factor), b = mulf(at.load(of, second), factor);
+      const F c = cos == nullptr ? splatf(1.0f) : at.load(cos), s = cos == nullptr ? splatf(0.0f) : at.load(sin);
+      at.store(of, y, fma(a, c, negative(mulf(b, s))));
+      at.store(of, turned_second, fma(b, c, mulf(a, s)));
+    });
+  });
+  return r;
+}
+
+void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
+               bool normed, float r, float* work, void* grad_x) {
+  const void* const second = element(grad_y, dtype, planes);
+  by_dtype(dtype, [&](auto of) {
+    sweep(planes, [&](auto at) {
+      const F a = at.load(of, grad_y), b = at.load(of, second);
+      const F c = cos == nullptr ? splatf(1.0f) : at.load(cos), s = cos == nullptr ? splatf(0.0f) : at.load(sin);
+      at.store(work, fma(a, c, mulf(b, s)));
+      at.store(work + planes, fma(b, c, negative(mulf(a, s))));
+    });
+    const int64_t features = 2 * planes;
+    if (!normed) return sweep(features, [&](auto at) { at.store(of, grad_x, at.load(work)); });
+    const F factor = splatf(r);
+    F along = splatf(0.0f);
+    sweep(features, [&](auto at) { along = fma(mulf(at.load(of, x), factor), at.load(work), along); });
+    const F mean = splatf(-sum_of(along) / static_cast<float>(features));
+    sweep(features, [&](auto at) {
+      const F normed_x = mulf(at.load(of, x), factor);
+      at.store(of, grad_x, mulf(fma(normed_x, mean, at.load(work)), factor));
+    });
+  });
+}
+
+void scale(const void* x, Dtype dtype, int64_t count, float factor, void* out) {
+  by_dtype(dtype, [&](auto of) {
+    alignas(64) char rounded[64];
+    Whole{0}.store(of, rounded, splatf(factor));
+    const F by = Whole{0}.load(of, rounded);
+    sweep(count, [&](auto at) { at.store(of, out, mulf(at.load(of, x), by)); });
+  });
+}
+
+constexpr BlockKernels kBlocks = {widen,    narrow,        add,  normalise, normalise_back,
+                                  activate, activate_back, turn, turn_back, scale};
+
+}  // namespace
+}  // namespace arb

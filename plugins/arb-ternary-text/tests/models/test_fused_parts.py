@@ -1,0 +1,354 @@
+"""Parts of a block as kernels compute them, against the operations of torch that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from arb_ternary.backends.select import candidates, use_backend
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.attention import Attention, make_positions
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.feed_forward import FeedForward
+from arb_ternary_text.models.fused import kernels_for
+from arb_ternary_text.models.fused_linear import FusedLinear
+from arb_ternary_text.models.rms_norm import RMSNorm
+from arb_ternary_train.exact_arithmetic import exact_arithmetic
+
+if "cpu" not in [each.name for each in candidates() if each.usable]:
+    pytest.skip("the backend cpu is not installed here", allow_module_level=True)
+
+KINDS = ("swiglu", "relu2", "reglu2")
+
+
+@pytest.fixture(autouse=True)
+def _cpu() -> Iterator[None]:
+    with use_backend("cpu"):
+        torch.manual_seed(0)
+        yield
+
+
+def config(**changes: Any) -> DecoderConfig:
+    options: dict[str, Any] = {"width": 64, "layers": 2, "heads": 4, "feed_forward": 96, "max_length": 32}
+    return DecoderConfig(**(options | changes))
+
+
+def ternary(module: nn.Module) -> dict[str, TernaryModule]:
+    return {name: each for name, each in module.named_modules() if isinstance(each, TernaryModule)}
+
+
+def votes(module: nn.Module) -> dict[str, Tensor]:
+    return {name: each.held_votes().clone() for name, each in ternary(module).items()}
+
+
+def far(found: Tensor, wanted: Tensor) -> float:
+    """The distance relative to the size."""
+    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().double().norm())
+
+
+def is_fused(y: Tensor, *names: str) -> bool:
+    """Whether a node of the graph behind ``y`` is that of a fused part."""
+    seen, left = set(), [y.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [next_node for next_node, _ in node.next_functions]
+    found = {type(node).__name__ for node in seen if node is not None}
+    return all(name in found for name in names)
+
+
+def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> tuple[list[Any], list[Any]]:
+    """Result, gradient of ``x`` and votes, by kernels and by torch's operations."""
+    results = []
+    weights = torch.randn(call(x).shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+    for exact in (False, True):
+        for each in ternary(module).values():
+            each.set_votes(torch.zeros(each.shape.out_features, each.shape.in_features, dtype=torch.int8))
+            each.control.zero_()
+        leaf = x.clone().requires_grad_()
+        with exact_arithmetic(exact):
+            y = call(leaf)
+            y.backward(weights)  # type: ignore[no-untyped-call]
+        assert is_fused(y, "_FeedForwardBackward") or is_fused(y, "_OutputBackward", "_ProjectedBackward") or exact
+        results.append([y.detach(), leaf.grad, votes(module)])
+    return results[0], results[1]
+
+
+def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> None:
+    """Equal up to rows whose rounding to int8 falls on the other side of a tie.
+
+    An element that is one step of the quantiser (1 / 127 of the largest of its row, some 3 of its deviations) further
+    changes the size of what follows by 1 / 40 of an element's. float32 puts one in thousands there, bfloat16, which
+    rounds what is quantised to 8 bits on torch's side, up to every second one.
+    """
+    bound = 3e-3 if dtype == torch.float32 else 3e-2
+    assert far(fused[0], wanted[0]) < bound
+    assert far(fused[1], wanted[1]) < (bound if dtype == torch.float32 else 6e-2)
+    for name, found in fused[2].items():
+        assert (found != wanted[2][name]).float().mean() < (0.01 if dtype == torch.float32 else 0.1), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gradients", ["float", "int8"])
+@pytest.mark.parametrize("activation", KINDS)
+@pytest.mark.parametrize("sub_norms", [True, False])
+def test_a_feed_forward_layer_is_that_of_torch(
+    dtype: torch.dtype, gradients: Any, activation: Any, sub_norms: bool
+) -> None:
+    layer = FeedForward(config(activation=activation, gradients=gradients, sub_norms=sub_norms, group_size=32))
+    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2)
+    assert_alike(fused, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradients": "int8", "query_key_norm": True},
+        {"kv_heads": 2, "sub_norms": False},
+        {"sliding_window": 3, "query_key_norm": True, "stored_eps": True, "group_size": "row"},
+        {"causal": False, "head_dim": 6},
+    ],
+    ids=["int8 gradients", "grouped heads", "a window", "not causal"],
+)
+def test_attention_is_that_of_torch(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    of = config(**options)
+    layer = Attention(of)
+    x = torch.randn(2, 8, 64, dtype=dtype) * 2
+    positions = make_positions(of, x, start=0, total=8, window=of.sliding_window)
+    fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x)
+    assert_alike(fused, wanted, dtype)
+
+
+@pytest.mark.parametrize("activation", KINDS)
+def test_gradients_pass_the_quantisers_straight_as_in_float64(activation: Any) -> None:
+    layer = FeedForward(config(activation=activation))
+    x = (torch.randn(4, 5, 64) * 2).requires_grad_()
+    y = layer(x)
+    weights = torch.randn(y.shape)
+    y.backward(weights)
+
+    def rounded(rows: Tensor) -> Tensor:
+        step = rows.detach().abs().amax(-1, keepdim=True) / 127
+        return rows + ((rows / step).round() * step - rows).detach()
+
+    def product(name: str, rows: Tensor) -> Tensor:
+        weight: Tensor = ternary(layer)[name].dense_weight()
+        return rounded(rows) @ weight.double().T
+
+    def normed(rows: Tensor) -> Tensor:
+        return rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    leaf = x.detach().double().requires_grad_()
+    inside = normed(leaf)
+    up = product("up", inside)
+    if activation == "relu2":
+        hidden = F.relu(up).square()
+    else:
+        gate = product("gate", inside)
+        hidden = (F.silu(gate) if activation == "swiglu" else F.relu(gate).square()) * up
+    wanted = product("down", normed(hidden))
+    wanted.backward(weights.double())  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    assert x.grad is not None
+    # float32 sums, and the few elements that lie next to a tie; see assert_alike.
+    assert far(y, wanted) < 3e-3
+    assert far(x.grad, leaf.grad) < 3e-3
+
+
+@pytest.mark.parametrize("gradients", ["float", "int8"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("needs_input", [False, True])
+def test_the_integers_of_a_linear_are_those_of_its_op(gradients: str, frozen: bool, needs_input: bool) -> None:
+    linear = TernaryLinear(40, 24, gradients=gradients, group_size=32)
+    linear.frozen = frozen
+    x, grad = torch.randn(6, 40), torch.randn(6, 24)
+    linear.control.copy_(torch.tensor([5, 7, 11, 3]))
+    kernels = kernels_for(x, (), (linear,))
+    assert kernels is not None
+    fused = FusedLinear.of(linear, kernels)
+    q, scale = kernels["quantize_rows"](x)
+    y = fused.multiply(q, scale, x.dtype)
+    grad_x = fused.backward(grad, q, scale, needs_input=needs_input)
+    found = (votes(linear), linear.exponent_votes.clone(), linear.stats.clone(), linear.control.clone())
+
+    linear.undo_votes()
+    linear.set_votes(torch.zeros(24, 40, dtype=torch.int8))
+    linear.exponent_votes.zero_()
+    linear.stats.zero_()
+    linear.control.copy_(torch.tensor([5, 7, 11, 3]))
+    leaf = x.clone().requires_grad_(needs_input)
+    wanted = linear(leaf)
+    assert torch.equal(y, wanted)
+    if wanted.requires_grad:
+        wanted.backward(grad)
+    if needs_input:
+        assert leaf.grad is not None
+        assert grad_x is not None
+        assert torch.equal(grad_x, leaf.grad)
+    else:
+        assert grad_x is None
+    assert torch.equal(found[0][""], linear.held_votes())
+    assert bool(linear.held_votes().any()) != frozen
+    for one, other in zip(found[1:], (linear.exponent_votes, linear.stats, linear.control), strict=True):
+        assert torch.equal(one, other)
+
+
+def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).view(-1, 50), tokens.view(-1))
+
+
+def test_what_is_computed_again_has_the_same_votes() -> None:
+    tokens = torch.randint(0, 50, (2, 16))
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(3)
+        model = Decoder(config(gradients="int8"), 50)
+        model.set_activation_checkpointing(recomputes)
+        loss = loss_of(model, tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append((loss.detach(), votes(model)))
+    assert torch.equal(found[0][0], found[1][0])
+    for name, held in found[0][1].items():
+        assert torch.equal(held, found[1][1][name]), name
+
+
+def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
+    layer, x = FeedForward(config()), torch.randn(2, 16, 64)
+    with_graph = layer(x)
+    assert is_fused(with_graph, "_FeedForwardBackward")
+    with torch.no_grad():
+        assert torch.equal(layer(x), with_graph)
+
+
+def test_modules_that_are_frozen_cast_nothing_and_let_the_gradient_pass() -> None:
+    torch.manual_seed(3)
+    model, tokens = Decoder(config(activation="swiglu"), 50), torch.randint(0, 50, (2, 16))
+    silent = {
+        "blocks.0.attention.key",
+        "blocks.1.feed_forward.gate",
+        "blocks.1.feed_forward.up",
+        "blocks.1.feed_forward.down",
+    }
+    for name, each in ternary(model).items():
+        each.frozen = name in silent
+    loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
+    assert {name for name, held in votes(model).items() if not held.any()} == silent
+    for each in ternary(model).values():
+        each.frozen = True
+    assert not loss_of(model, tokens).requires_grad
+
+
+def test_gradients_of_inputs_alone_are_enough() -> None:
+    layer = FeedForward(config())
+    for each in ternary(layer).values():
+        each.frozen = True
+    x = torch.randn(2, 64, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.any()
+    assert not any(held.any() for held in votes(layer).values())
+
+
+def test_votes_can_be_undone_and_are_summed_over_micro_batches() -> None:
+    model, tokens = Decoder(config(), 50), torch.randint(0, 50, (2, 16))
+    loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
+    assert all(held.any() for held in votes(model).values())
+    for each in ternary(model).values():
+        each.undo_votes()
+        each.sum_votes()
+    assert not any(held.any() for held in votes(model).values())
+    for place in range(2):
+        for each in ternary(model).values():
+            each.begin_micro_batch(place)
+        loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
+        for each in ternary(model).values():
+            each.end_micro_batch()
+    assert not any(held.any() for held in votes(model).values())
+    for name, each in ternary(model).items():
+        assert each.sums is not None
+        assert each.casts == 2, name
+        assert each.sums.votes.abs().max() == 2, name
+
+
+def test_who_watches_hears_of_every_use_before_its_votes() -> None:
+    model, tokens = Decoder(config(layers=1), 50), torch.randint(0, 50, (2, 16))
+    heard: list[str] = []
+    for name, each in ternary(model).items():
+        each.sum_votes()
+
+        def hears(name: str = name, each: TernaryModule = each) -> None:
+            assert not each.has_cast_all
+            heard.append(name)
+
+        each.on_backward = hears
+    loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
+    assert sorted(heard) == sorted(ternary(model))
+    assert all(each.has_cast_all for each in ternary(model).values())
+
+
+def plain() -> tuple[RMSNorm, TernaryLinear]:
+    return RMSNorm(64, eps=1e-6, gain=False), TernaryLinear(64, 64)
+
+
+def test_kernels_take_what_is_plain() -> None:
+    norm, linear = plain()
+    for dtype in (torch.float32, torch.bfloat16):
+        assert kernels_for(torch.ones(2, 64, dtype=dtype), (norm, nn.Identity()), (linear, linear)) is not None
+
+
+def _hooked(norm: nn.Module, linear: nn.Module) -> None:
+    linear.register_forward_hook(lambda *_: None)
+
+
+def _watched_norm(norm: nn.Module, linear: nn.Module) -> None:
+    norm.register_forward_pre_hook(lambda *_: None)
+
+
+def _replaced(norm: nn.Module, linear: nn.Module) -> None:
+    linear.forward = lambda x: x
+
+
+def _float(norm: nn.Module, linear: nn.Module) -> None:
+    assert isinstance(linear, TernaryLinear)
+    linear.activations = "float"
+
+
+def _on_torch(norm: nn.Module, linear: nn.Module) -> None:
+    assert isinstance(linear, TernaryLinear)
+    linear.set_backend("torch")
+
+
+@pytest.mark.parametrize("change", [_hooked, _watched_norm, _replaced, _float, _on_torch])
+def test_what_somebody_changed_is_left_to_torch(change: Callable[[nn.Module, nn.Module], None]) -> None:
+    norm, linear = plain()
+    change(norm, linear)
+    assert kernels_for(torch.ones(2, 64), (norm,), (linear,)) is None
+
+
+class _Own(TernaryLinear):
+    """A linear of a user's own."""
+
+
+def test_other_modules_and_tensors_are_left_to_torch() -> None:
+    norm, linear = plain()
+    x = torch.ones(2, 64)
+    for other in (_Own(64, 64), TernaryLinear(64, 64, bias=True), nn.Linear(64, 64)):
+        assert kernels_for(x, (norm,), (linear, other)) is None
+    assert kernels_for(x, (RMSNorm(64, eps=1e-6, gain=True),), (linear,)) is None
+    for tensor in (x.double(), x.half(), x[:0], nn.Parameter(x)):
+        assert kernels_for(tensor, (norm,), (linear,)) is None
+    with FakeTensorMode():
+        assert kernels_for(torch.ones(2, 64), (norm,), (linear,)) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernels_for(x, (norm,), (linear,)) is None
+    with exact_arithmetic():
+        assert kernels_for(x, (norm,), (linear,)) is None
