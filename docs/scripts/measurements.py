@@ -21,6 +21,7 @@ from arb_ternary_bench.network.result import compute
 from arb_ternary_bench.network.result import markdown as network_markdown
 from arb_ternary_bench.quality.result import markdown
 from arb_ternary_bench.steps.result import markdown as step_markdown
+from arb_ternary_bench.training.result import markdown as train_markdown
 from arb_ternary_orchestrator.built_in import STRATEGIES
 from arb_ternary_orchestrator.strategies import find_strategy
 from arb_ternary_testing.component import make_choice
@@ -38,6 +39,7 @@ DRAWS = ROOT / "docs" / "explanation" / "gradient-quality.md"
 ORCHESTRATE = ROOT / "docs" / "how-to" / "orchestrate.md"
 ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
 DISTRIBUTED = ROOT / "docs" / "explanation" / "distributed.md"
+WHOLE = ROOT / "docs" / "explanation" / "whole-models.md"
 MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
 TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
 
@@ -186,6 +188,11 @@ def step_table(result: dict[str, Any]) -> str:
     return step_markdown(result).strip()
 
 
+def train_table(result: dict[str, Any]) -> str:
+    """The tables of ``arb bench train``."""
+    return train_markdown(result).strip()
+
+
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
@@ -199,6 +206,7 @@ TABLES = (
     ("cpu-back", "cpu-kernels.json", back_table, (KERNELS,)),
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
+    ("whole-train", "train.json", train_table, (WHOLE,)),
     ("convolution", "convolution.json", convolution_table, (KERNELS,)),
     ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),

@@ -12,7 +12,7 @@ from torch import nn
 from arb_ternary.backends.select import get_backend
 from arb_ternary_bench.training.bench import parts_of_step
 from arb_ternary_bench.training.child import answers
-from arb_ternary_bench.training.parts import PARTS, part_of_kernel, split_step
+from arb_ternary_bench.training.parts import PARTS, Range, part_of_kernel, read_step, split_steps
 
 TINY: dict[str, Any] = {
     "name": "small", "width": 32, "layers": 1, "heads": 2, "feed_forward": 32, "vocabulary": 64, "batch": 1,
@@ -39,7 +39,7 @@ def flat(root: Any) -> Iterator[Any]:
 
 def split(*children: Any, micro: float = 1000.0) -> Any:
     root = event("scope:step", micro, *children)
-    return split_step(root, flat(root))
+    return split_steps([read_step(root, flat(root))])
 
 
 def micros(found: Any) -> dict[str, float]:
@@ -85,6 +85,16 @@ def test_a_gradient_belongs_where_the_operation_of_the_forward_pass_was() -> Non
 def test_what_a_compiler_made_is_no_call() -> None:
     graph = event("## Call CompiledFxGraph abc ##", 500, event("aten::mm", 300))
     assert micros(split(graph)) == {"products": 300.0, "everything else": 200.0, "calls": 500.0}
+
+
+def test_of_equal_steps_every_range_has_its_least_time() -> None:
+    first = [Range("scope:step", "calls", 5.0), Range("aten::mm", "products", 9.0)]
+    second = [Range("scope:step", "calls", 8.0), Range("aten::mm", "products", 4.0)]
+    other = [Range("scope:step", "calls", 1.0), Range("aten::add", "everything else", 99.0)]
+    found = split_steps([first, other, second])
+    assert micros(found) == {"products": 4.0, "calls": 5.0}
+    assert found.total == pytest.approx(9e-6)
+    assert (found.events, found.longest[0][:3]) == (2, ("scope:step", "calls", 1))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ operation of the forward pass whose gradient it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-__all__ = ["CALLS", "KERNEL", "PARTS", "SCOPE", "Event", "Split", "part_of_kernel", "split_step"]
+__all__ = ["CALLS", "KERNEL", "PARTS", "SCOPE", "Event", "Range", "Split", "part_of_kernel", "read_step", "split_steps"]
 
 PRODUCTS, ATTENTION, NORMS, LOSS = "products", "attention", "norms and quantisation", "loss"
 VOTES, UPDATE, REST, CALLS = "votes", "update", "everything else", "calls"
@@ -87,6 +87,14 @@ class Event(Protocol):
     def time_range(self) -> Any: ...
 
 
+class Range(NamedTuple):
+    """A range of a step: its name, the part that it counts as, and the microseconds that it does not pass on."""
+
+    name: str
+    part: str
+    micro: float
+
+
 @frozen
 class Split:
     """A step by part, in seconds.
@@ -109,54 +117,61 @@ def part_of_kernel(name: str) -> str:
     return next((part for piece, part in _KERNELS if piece in name), REST)
 
 
-def split_step(root: Event, forward: Iterable[Event], longest: int = 24) -> Split:
-    """The step that ``root`` is around.
+def read_step(root: Event, forward: Iterable[Event]) -> list[Range]:
+    """The ranges of the step that ``root`` is around, in order; their times add up to its time.
 
     Args:
         root: its range.
         forward: events, in order, among which those are that backward nodes belong to.
+    """
+    found: list[Range] = []
+    _read(root, REST, _scopes(forward), found)
+    return found
+
+
+def split_steps(steps: Sequence[Sequence[Range]], longest: int = 24) -> Split:
+    """What equal steps take, part by part: of every range the least time, since what else a machine does falls on any.
+
+    Steps that are not made of the ranges of the shortest one are left out.
+
+    Args:
+        steps: from :func:`read_step`; one at least.
         longest: ranges to name.
     """
-    reader = _Reader(_scopes(forward))
-    reader.read(root, REST)
-    ranked = sorted(reader.by_name.items(), key=lambda each: -each[1][1])[:longest]
+    shortest = min(steps, key=lambda step: sum(each.micro for each in step))
+    names = [each.name for each in shortest]
+    equal = [step for step in steps if [each.name for each in step] == names]
+    parts = dict.fromkeys(PARTS, 0.0)
+    by_name: dict[tuple[str, str], tuple[int, float]] = {}
+    for there in zip(*equal, strict=True):
+        name, part, seconds = there[0].name, there[0].part, min(each.micro for each in there) * 1e-6
+        parts[part] += seconds
+        number, before = by_name.get((name, part), (0, 0.0))
+        by_name[name, part] = (number + 1, before + seconds)
+    ranked = sorted(by_name.items(), key=lambda each: -each[1][1])[:longest]
     return Split(
-        total=root.cpu_time_total * 1e-6,
-        parts={part: reader.parts.get(part, 0.0) * 1e-6 for part in PARTS},
-        longest=tuple((name, part, number, micro * 1e-6) for (name, part), (number, micro) in ranked),
-        events=reader.events,
+        total=sum(parts.values()),
+        parts=parts,
+        longest=tuple((name, part, number, seconds) for (name, part), (number, seconds) in ranked),
+        events=len(shortest),
     )
 
 
-@define
-class _Reader:
-    scopes: Mapping[int, str]
-    parts: dict[str, float] = field(factory=dict)
-    by_name: dict[tuple[str, str], tuple[int, float]] = field(factory=dict)
-    events: int = 0
-
-    def read(self, event: Event, scope: str) -> None:
-        """Count ``event`` and what is in it; ``scope`` is the part of what is around it."""
-        self.events += 1
-        name = event.name
-        if name.startswith(KERNEL):
-            self._count(name, part_of_kernel(name.removeprefix(KERNEL)), event.cpu_time_total)
-            return
-        if name.startswith(_BACKWARD):
-            scope = self.scopes.get(event.sequence_nr, scope)
-        own = event.cpu_time_total - sum(child.cpu_time_total for child in event.cpu_children)
-        if name.startswith(SCOPE):
-            scope = _part_of_scope(name)
-            self._count(name, CALLS, own)
-        else:
-            self._count(name, _part_of_operation(name, scope), own)
-        for child in event.cpu_children:
-            self.read(child, scope)
-
-    def _count(self, name: str, part: str, micro: float) -> None:
-        self.parts[part] = self.parts.get(part, 0.0) + micro
-        number, total = self.by_name.get((name, part), (0, 0.0))
-        self.by_name[name, part] = (number + 1, total + micro)
+def _read(event: Event, scope: str, scopes: Mapping[int, str], found: list[Range]) -> None:
+    """Append ``event`` and what is in it; ``scope`` is the part of what is around it."""
+    name = event.name
+    if name.startswith(KERNEL):
+        found.append(Range(name, part_of_kernel(name.removeprefix(KERNEL)), event.cpu_time_total))
+        return
+    own = event.cpu_time_total - sum(child.cpu_time_total for child in event.cpu_children)
+    if name.startswith(SCOPE):
+        scope = _part_of_scope(name)
+        found.append(Range(name, CALLS, own))
+    else:
+        scope = scopes.get(event.sequence_nr, scope) if name.startswith(_BACKWARD) else scope
+        found.append(Range(name, _part_of_operation(name, scope), own))
+    for child in event.cpu_children:
+        _read(child, scope, scopes, found)
 
 
 def _part_of_operation(name: str, scope: str) -> str:

@@ -16,19 +16,19 @@ from torch.profiler import ProfilerActivity
 
 from arb_ternary.backends.select import get_backend
 from arb_ternary_bench.training.loop import Learner
-from arb_ternary_bench.training.parts import KERNEL, LOSS, SCOPE, UPDATE, Split, split_step
+from arb_ternary_bench.training.parts import KERNEL, LOSS, SCOPE, UPDATE, Split, read_step, split_steps
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
 
 __all__ = ["profile_steps"]
 
-#: Profiled steps; the fastest counts.
-_STEPS: Final = 4
+#: Profiled steps.
+_STEPS: Final = 6
 _ROOT: Final = f"{SCOPE}step"
 
 
 def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
-    """Train a little, with ranges around everything, and give the fastest of some profiled steps, by part."""
+    """Train a little, then take some profiled steps with ranges around everything: a step by part."""
     if way.backend is not None:
         _mark_kernels(way.backend)
     if not way.compiled:  # a compiler follows what a module's call does, and would stop at a range
@@ -39,14 +39,14 @@ def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
     loop.loss = _marked(f"{SCOPE}{LOSS}", loop.loss)
     loop.optimizer.step = _marked(f"{SCOPE}{UPDATE}", loop.optimizer.step)
     step = _marked(_ROOT, learner.step)
-    splits = []
+    steps = []
     for _ in range(_STEPS):
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
             step()
         events: Any = profiler.events()
         ordered = sorted(events, key=lambda each: each.time_range.start)
-        splits.append(split_step(next(each for each in ordered if each.name == _ROOT), ordered))
-    return min(splits, key=lambda each: each.total)
+        steps.append(read_step(next(each for each in ordered if each.name == _ROOT), ordered))
+    return split_steps(steps)
 
 
 def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from arb_ternary_bench.training.parts import PARTS
@@ -23,6 +23,8 @@ COLUMNS: Final = (
     "peak MiB",
     "bytes a parameter",
 )
+#: Where the parts begin among the columns.
+_FIRST_PART: Final = COLUMNS.index(PARTS[0])
 
 
 def rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -86,6 +88,17 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table in Markdown, with the notes below it."""
-    lines = [COLUMNS, ("---", "---:", "---", *("---:",) * (len(COLUMNS) - 3)), *rows(result)]
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", *notes(result), ""])
+    """Speeds and memory as a table in Markdown, the parts of the steps as another, and the notes."""
+    all_rows = list(rows(result))
+    parts = range(_FIRST_PART, _FIRST_PART + len(PARTS))
+    whole = [*range(_FIRST_PART), *range(parts.stop, len(COLUMNS))]
+    tables = [_table(whole, all_rows)]
+    profiled = [row for row in all_rows if row[_FIRST_PART]]
+    if profiled:
+        tables += ["Milliseconds of a step by part:", _table([0, 1, 2, _FIRST_PART - 1, *parts], profiled)]
+    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes(result))]) + "\n"
+
+
+def _table(columns: Sequence[int], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---" if column in (0, 2) else "---:" for column in range(len(COLUMNS))]
+    return "\n".join("| " + " | ".join(line[column] for column in columns) + " |" for line in (COLUMNS, rule, *lines))
