@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
 
+from arb_ternary.backends.select import get_backend
 from arb_ternary.errors import ArbError
 from arb_ternary_bench.kernels.facts import bench_facts, load_average
 from arb_ternary_bench.kernels.timing import Variant, measure
@@ -68,11 +69,12 @@ def run_train_bench(bench: TrainBench, *, say: Callable[[str], None] = lambda _:
             or more memory than there is, is left out with the reason.
     """
     facts = bench_facts(bench.backends())
+    sets = {name: getattr(get_backend(name), "isa", None) for name in bench.backends()}
     cells = [_measure_cell(bench, size, threads, say) for size in bench.sizes for threads in bench.threads]
     return {
         "format": FORMAT,
         "version": VERSION,
-        "machine": {**facts, "load_average_at_end": load_average()},
+        "machine": {**facts, "instruction_sets": sets, "load_average_at_end": load_average()},
         "seconds": bench.seconds,
         "clock": bench.clock,
         "cells": cells,

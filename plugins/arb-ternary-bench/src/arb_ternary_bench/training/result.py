@@ -55,7 +55,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     clock = "on the wall" if result["clock"] == "wall" else "the processor time of the process"
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} "
-        f"({machine['torch_cpu_capability']}), {', '.join(machine['backends'].values()) or 'no backend of votes'}, "
+        f"({machine['torch_cpu_capability']}), {_backends(machine) or 'no backend of votes'}, "
         f"commit {machine['commit'] or 'unknown'}, load average {machine['load_average']} at the start and "
         f"{machine['load_average_at_end']} at the end.",
         f"A step: forward, cross entropy, backward, update, by the loop of arb train. Times are {clock}, the least of "
@@ -81,10 +81,18 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         slower = max(row["profile"]["total"] / row["wall_seconds_min"] for row in profiled)
         lines.append(
             "Parts: profiled steps in a further process, where ranges around kernels and modules say what an operation "
-            f"belongs to. Profiled steps took up to {slower:.2f} times as long; that falls on calls, which are here "
-            "what the parts leave of the step. Of compiled models, what the compiler fused counts as else."
+            f"belongs to. They took up to {slower:.2f} times as long, by the profiler and by what else the machine did; "
+            "calls are what the other parts leave of the step. Of compiled models, what the compiler fused counts as else."
         )
     return lines
+
+
+def _backends(machine: Mapping[str, Any]) -> str:
+    sets = machine["instruction_sets"]
+    return ", ".join(
+        f"{distribution} ({sets[name]})" if sets[name] else distribution
+        for name, distribution in machine["backends"].items()
+    )
 
 
 def markdown(result: Mapping[str, Any]) -> str:
