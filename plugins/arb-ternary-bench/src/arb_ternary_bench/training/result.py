@@ -80,9 +80,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if profiled:
         slower = max(row["profile"]["total"] / row["wall_seconds_min"] for row in profiled)
         lines.append(
-            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an operation "
-            f"belongs to. They took up to {slower:.2f} times as long, by the profiler and by what else the machine did; "
-            "calls are what the other parts leave of the step. Of compiled models, what the compiler fused counts as else."
+            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an "
+            f"operation belongs to. They took up to {slower:.2f} times as long, by the profiler and by what else the "
+            "machine did; calls are what the other parts leave of the step. Of compiled models, what the compiler fused "
+            "counts as else."
         )
     return lines
 
