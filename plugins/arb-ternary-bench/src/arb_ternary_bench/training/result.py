@@ -82,8 +82,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             "Parts: profiled steps in a further process, where ranges around kernels and modules say what an "
             f"operation belongs to. They took up to {slower:.2f} times as long, by the profiler and by what else the "
-            "machine did; calls are what the other parts leave of the step. Of compiled models, what the compiler fused "
-            "counts as else."
+            "machine did; calls are what the other parts leave of the step. Of compiled models, what the compiler "
+            "fused counts as else."
         )
     return lines
 
