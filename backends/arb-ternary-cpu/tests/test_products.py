@@ -30,6 +30,7 @@ SIZES = (
     (16, 32, 64, 32),
     (33, 65, 129, 64),
     (545, 17, 96, 32),
+    (6, 130, 4100, 256),
 )
 #: Exponents: all equal; within one int8; in two bands; in six.
 EXPONENTS = ((-3, -3), (-6, 0), (-11, -1), (-100, -60))

@@ -51,19 +51,26 @@ inline void decode_int8_strip(const DecodeSource& from, int64_t strip, int band,
   int64_t left = from.blocks_per_group - from.first_block % from.blocks_per_group;
   V table = weight_table(sub(block_exponents(exponents, group), unit));
   V surplus[4] = {zero(), zero(), zero(), zero()};
-  for (int64_t i = 0; i < from.count; ++i) {
+  // Copies, because for all the compiler knows the weights are written over `from`.
+  const int64_t count = from.count, stride = from.block_stride, width = from.strips * kBlockBytes;
+  const int64_t per_group = from.blocks_per_group, exponent_stride = from.exponent_stride;
+  int8_t* to = weights + strip * kBlockBytes;
+  for (int64_t i = 0; i < count; ++i) {
     if (AlongRows) {
-      table = weight_table(sub(block_exponents(exponents + i * from.exponent_stride, group), unit));
+      table = weight_table(sub(block_exponents(exponents, group), unit));
+      exponents += exponent_stride;
     } else if (left == 0) {
       table = weight_table(sub(block_exponents(exponents, ++group), unit));
-      left = from.blocks_per_group;
+      left = per_group;
     }
     --left;
     V steps[4];
-    prefetch(block + (i + kBlocksAhead) * from.block_stride);
-    decode_block<AlongRows>(load(block + i * from.block_stride), table, offsets, steps);
+    prefetch(block + kBlocksAhead * stride);
+    decode_block<AlongRows>(load(block), table, offsets, steps);
+    block += stride;
     unroll<4>(ARB_UNROLLED(p) {
-      store(weights + ((i * kStepsPerBlock + p.value) * from.strips + strip) * kBlockBytes, steps[p.value]);
+      store(to, steps[p.value]);
+      to += width;
       if (Flip != 0) surplus[p.value] = dot(surplus[p.value], steps[p.value], flip);
     });
   }

@@ -11,6 +11,9 @@ namespace {
 
 // Rows, as a multiple of those that few_int8 takes, up to which decoding the weight again is faster than to store it.
 constexpr int64_t kFewPanels = 2;
+// For a matrix unit a tile of few rows costs as much as one of sixteen, but so much less than a second pass that with
+// weights of at least so many trits, where setting up its operands is no longer what counts, one pass is the limit.
+constexpr int64_t kUnitTrits = int64_t{1} << 19;
 // Rows whose sums are kept while bands of exponents pass.
 constexpr int64_t kWideRows = 64;
 
@@ -168,7 +171,8 @@ int integer_product(const ProductKernels& kernels, int threads, const Weight& w,
 int linear_int8(const ProductKernels& kernels, int threads, const Weight& weight, const int8_t* x, const float* scale,
                 int64_t m, const float* bias, void* out, Dtype dtype) {
   const Shape shape(weight, false, m);
-  if (m <= kFewPanels * kernels.few_rows) {
+  const bool by_unit = kernels.int8_unit.rows != 0 && shape.outputs * shape.terms >= kUnitTrits;
+  if (m <= (by_unit ? 1 : kFewPanels) * kernels.few_rows) {
     const int spread = few_rows_product(kernels, threads, weight, shape, x, scale, bias, {out, shape.outputs, dtype});
     if (fits_in_32_bits(spread, shape.terms)) return spread;
   }

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kPairRows = 8;
 constexpr int64_t kTermBytes = 2;
-constexpr int64_t kPairsPerBlock = 8;
 // Fields of a bfloat16.
 constexpr int32_t kExponentBit = 7;
 
@@ -90,16 +89,22 @@ inline void decode_strip(const DecodeSource& from, int64_t strip, uint8_t* weigh
   int64_t left = from.blocks_per_group - from.first_block % from.blocks_per_group;
   V same = in_both_words(block_exponents(exponents, group));
   alignas(64) int32_t by_row[16];
-  for (int64_t i = 0; i < from.count; ++i, --left) {
+  // Copies, because for all the compiler knows the weights are written over `from`.
+  const int64_t count = from.count, stride = from.block_stride, width = from.strips * kBlockBytes;
+  const int64_t per_group = from.blocks_per_group, exponent_stride = from.exponent_stride;
+  uint8_t* to = weights + strip * kBlockBytes;
+  for (int64_t i = 0; i < count; ++i, --left) {
     if (AlongRows) {
       // Lanes are columns of one group; terms are rows, each with an exponent of its own.
-      store(by_row, shift_left<kExponentBit>(block_exponents(exponents + i * from.exponent_stride, group)));
+      store(by_row, shift_left<kExponentBit>(block_exponents(exponents, group)));
+      exponents += exponent_stride;
     } else if (left == 0) {
       same = in_both_words(block_exponents(exponents, ++group));
-      left = from.blocks_per_group;
+      left = per_group;
     }
-    prefetch(block + (i + kBlocksAhead) * from.block_stride);
-    V codes = load(block + i * from.block_stride);
+    prefetch(block + kBlocksAhead * stride);
+    V codes = load(block);
+    block += stride;
     V steps[4];
     if (AlongRows) {
       codes = transpose_bytes(codes);
@@ -118,9 +123,9 @@ inline void decode_strip(const DecodeSource& from, int64_t strip, uint8_t* weigh
         low = splat((e[0] & 0xFFFF) | static_cast<int32_t>(static_cast<uint32_t>(e[1]) << 16));
         high = splat((e[2] & 0xFFFF) | static_cast<int32_t>(static_cast<uint32_t>(e[3]) << 16));
       }
-      uint8_t* const to = weights + ((i * kPairsPerBlock + 2 * p.value) * from.strips + strip) * kBlockBytes;
       store(to, pair(lookup(steps[p.value], first), low));
-      store(to + from.strips * kBlockBytes, pair(lookup(steps[p.value], second), high));
+      store(to + width, pair(lookup(steps[p.value], second), high));
+      to += 2 * width;
     });
   }
 }

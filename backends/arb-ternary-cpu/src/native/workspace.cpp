@@ -24,7 +24,6 @@ void Workspace::reserve(size_t bytes) {
     memory_ = nullptr;
     size_ = 0;
     memory_ = static_cast<char*>(::operator new(bytes, kAlignment));
-    advise_huge_pages(memory_, bytes);
     size_ = bytes;
   }
   next_ = memory_;
