@@ -69,6 +69,19 @@ def test_of_equal_logits_the_lower_ids_are_kept() -> None:
     assert next_token_probabilities(torch.zeros(40), temperature=0.0).argmax() == 0
 
 
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(1, 35))
+def test_top_k_keeps_what_a_sort_of_all_logits_puts_first(levels: list[int], top_k: int) -> None:
+    kept = next_token_probabilities(torch.tensor(levels, dtype=torch.float32), top_k=top_k).nonzero().flatten()
+    first = sorted(range(len(levels)), key=lambda token: (-levels[token], token))[:top_k]
+    assert kept.tolist() == sorted(first)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_logits_that_are_no_numbers_give_no_probability(options: dict[str, float]) -> None:
+    logits = torch.tensor([0.0, math.nan, 1.0, 2.0])
+    assert next_token_probabilities(logits, **options).isnan().any()  # type: ignore[arg-type]
+
+
 @given(
     st.lists(st.floats(-60, 60), min_size=1, max_size=20), st.floats(0.01, 10), st.floats(0.01, 1), st.integers(1, 25)
 )

@@ -134,19 +134,31 @@ def next_token_probabilities(
     """
     _check_sampling(temperature, top_k, top_p)
     logits_V = logits_V.detach().to(device="cpu", dtype=torch.float64)
-    ranked_V = logits_V.sort(descending=True, stable=True).indices
     probability_V = torch.zeros_like(logits_V)
+    likeliest = logits_V.argmax()  # the first of equals
     if temperature == 0:
-        probability_V[ranked_V[0]] = 1.0
+        probability_V[likeliest] = 1.0
         return probability_V
+    in_any_order = top_p is None and (top_k is None or top_k >= logits_V.numel())
+    ranked_K = torch.arange(logits_V.numel()) if in_any_order else _ranked(logits_V, top_k)
     # Only differences count, and the division of the largest, then 0, cannot overflow.
-    kept_K = ((logits_V[ranked_V[:top_k]] - logits_V[ranked_V[0]]) / temperature).softmax(dim=0)
+    kept_K = ((logits_V[ranked_K] - logits_V[likeliest]) / temperature).softmax(dim=0)
     if top_p is not None:
         # A token stays when those before it have not reached top_p; the likeliest always stays.
         before_K = kept_K.cumsum(dim=0) - kept_K
         kept_K = torch.where(before_K < top_p, kept_K, 0.0)
-    probability_V[ranked_V[: kept_K.numel()]] = kept_K / kept_K.sum()
+    probability_V[ranked_K] = kept_K / kept_K.sum()
     return probability_V
+
+
+def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
+    """The ids of the ``count`` likeliest tokens (None: all), the likeliest first; of equals the lower id first."""
+    if count is None or count >= logits_V.numel():
+        return logits_V.sort(descending=True, stable=True).indices
+    # To sort a large vocabulary takes as long as to decode a token: only what reaches the last of the best is sorted.
+    least = logits_V.topk(count).values[-1]
+    candidates = (logits_V < least).logical_not_().nonzero().flatten()
+    return candidates[logits_V[candidates].sort(descending=True, stable=True).indices[:count]]
 
 
 class _Reader:
