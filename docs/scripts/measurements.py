@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from arb_ternary.config.fields import to_plain
+from arb_ternary_bench.generation.result import markdown as generate_markdown
 from arb_ternary_bench.network.config import NetworkConfig
 from arb_ternary_bench.network.result import compute
 from arb_ternary_bench.network.result import markdown as network_markdown
@@ -193,6 +194,11 @@ def train_table(result: dict[str, Any]) -> str:
     return train_markdown(result).strip()
 
 
+def generate_table(result: dict[str, Any]) -> str:
+    """The table of ``arb bench generate``."""
+    return generate_markdown(result).strip()
+
+
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
@@ -207,6 +213,7 @@ TABLES = (
     ("cpu-update", "cpu-kernels.json", update_table, (KERNELS,)),
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
     ("whole-train", "train.json", train_table, (WHOLE,)),
+    ("whole-generate", "generate.json", generate_table, (WHOLE,)),
     ("convolution", "convolution.json", convolution_table, (KERNELS,)),
     ("wire", "wire.json", wire_table, (DISTRIBUTED,)),
     ("votes", "../../arb-ternary-orchestrator/results/votes.json", votes_table, (ORCHESTRATE,)),
