@@ -103,7 +103,7 @@ def test_of_equal_steps_every_range_has_its_least_time() -> None:
         ("linear", "products"), ("linear_grad_input", "products"), ("quantize_rows", "norms and quantisation"),
         ("rms_norm_quantize", "norms and quantisation"), ("cast_scaled_votes", "votes"), ("embedding_votes", "votes"),
         ("apply_scaled_votes", "update"), ("apply_exponent_votes", "update"), ("embedding", "everything else"),
-        ("pack_votes", "update"),
+        ("pack_votes", "update"), ("turn_heads_backward", "attention"), ("activate_quantize", "norms and quantisation"),
     ],
 )  # fmt: skip
 def test_kernels_have_parts_by_their_names(kernel: str, part: str) -> None:

@@ -50,6 +50,7 @@ def test_names_say_how_a_run_trains() -> None:
     mixed = TrainWay("torch").config(TINY)
     assert (mixed.model.options.gradients, mixed.model.options.float_parts) == ("float", ("embedding", "head"))
     assert (mixed.optimizer.name, mixed.phases[0].options.use_amp) == ("split", False)
+    assert TrainWay("torch/pure/int8/all-bfloat16").config(TINY).phases[0].options.dtype == "bfloat16"
     plain = TrainWay("float32/compiled").config(TINY)
     assert (plain.optimizer.name, plain.phases[0].options.compile_model) == ("adamw", True)
     assert plain.model.options.activations == "float"
@@ -58,7 +59,7 @@ def test_names_say_how_a_run_trains() -> None:
 
 def test_all_ways_are_listed_once_and_chosen_by_patterns() -> None:
     names = [way.name for way in train_ways(["a", "b"])]
-    assert len(set(names)) == len(names) == 2 * 8 + len(FLOAT_WAYS)
+    assert len(set(names)) == len(names) == 2 * 10 + len(FLOAT_WAYS)
     assert [way.name for way in train_ways([], compiled=False)] == ["qat", "qat/bfloat16", "float32", "bfloat16"]
     ways = chosen_ways(train_ways(["a"]), ["float32*", "a/pure/int8"])
     assert [way.name for way in ways] == ["a/pure/int8", "float32", "float32/compiled"]

@@ -29,7 +29,7 @@ SCOPE: Final = "scope:"
 _KERNELS: Final[tuple[tuple[str, str], ...]] = (
     ("apply", UPDATE), ("settle", UPDATE), ("sums", UPDATE), ("pack", UPDATE),
     ("votes", VOTES),
-    ("attend", ATTENTION), ("attention", ATTENTION),
+    ("attend", ATTENTION), ("attention", ATTENTION), ("turn_heads", ATTENTION),
     ("loss", LOSS), ("entropy", LOSS),
     ("linear", PRODUCTS), ("product", PRODUCTS),
     ("quantize", NORMS), ("norm", NORMS),

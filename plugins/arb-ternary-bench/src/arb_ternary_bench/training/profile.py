@@ -19,6 +19,7 @@ from arb_ternary_bench.training.loop import Learner
 from arb_ternary_bench.training.parts import KERNEL, LOSS, SCOPE, UPDATE, Split, read_step, split_steps
 from arb_ternary_bench.training.sizes import TrainSize
 from arb_ternary_bench.training.trainees import TrainWay
+from arb_ternary_train.protocols import BlockedLogits
 
 __all__ = ["profile_steps"]
 
@@ -37,6 +38,9 @@ def profile_steps(way: TrainWay, size: TrainSize, seed: int = 0) -> Split:
     learner.check()
     loop: Any = learner.loop
     loop.loss = _marked(f"{SCOPE}{LOSS}", loop.loss)
+    model: Any = loop.model
+    if issubclass(type(model), BlockedLogits):
+        model.mean_cross_entropy = _marked(f"{SCOPE}{LOSS}", model.mean_cross_entropy)
     loop.optimizer.step = _marked(f"{SCOPE}{UPDATE}", loop.optimizer.step)
     step = _marked(_ROOT, learner.step)
     steps = []

@@ -19,12 +19,14 @@ __all__ = ["FLOAT_WAYS", "TrainWay", "chosen_ways", "train_ways"]
 
 #: Ends of names, in this order, and what they mean.
 _PURE, _INT8, _BFLOAT16, _COMPILED = "pure", "int8", "bfloat16", "compiled"
+#: Not by autocast: the residual stream and float parameters too.
+_ALL_BFLOAT16: Final = "all-bfloat16"
 #: Ways without votes.
 FLOAT_WAYS: Final = (
     "qat", "qat/compiled", "qat/bfloat16", "qat/bfloat16/compiled",
     "float32", "float32/compiled", "bfloat16", "bfloat16/compiled",
 )  # fmt: skip
-_VOTE_ENDS: Final = ("", "/int8", "/bfloat16", "/int8/bfloat16")
+_VOTE_ENDS: Final = ("", "/int8", "/bfloat16", "/int8/bfloat16", "/int8/all-bfloat16")
 #: Rates: those of the examples for votes, and a cautious one for AdamW, at which the loss of every size falls.
 _LR: Final = 1e-3
 
@@ -34,9 +36,10 @@ class TrainWay:
     """A way of training, by its name.
 
     ``cpu/pure/int8/bfloat16``: votes on the backend ``cpu``, embedding and head ternary too (else float32, by AdamW),
-    int8 gradients (else float ones), activations in bfloat16 by autocast (else float32). ``float32`` and ``bfloat16``:
-    no ternary weight, AdamW, activations in float32 or by autocast in bfloat16. ``qat``: float32 weights that are made
-    ternary in every pass. ``.../compiled``: through ``torch.compile``.
+    int8 gradients (else float ones), activations in bfloat16 by autocast (else float32; ``all-bfloat16``: by the option
+    ``dtype``, the residual stream and float parameters too). ``float32`` and ``bfloat16``: no ternary weight, AdamW,
+    activations in float32 or by autocast in bfloat16. ``qat``: float32 weights that are made ternary in every pass.
+    ``.../compiled``: through ``torch.compile``.
     """
 
     name: str
@@ -68,6 +71,8 @@ class TrainWay:
     def what(self) -> str:
         """In words."""
         activations = "bfloat16 by autocast" if self.autocasts else "float32"
+        if _ALL_BFLOAT16 in self._parts:
+            activations = "and all that is float bfloat16"
         compiled = ", through torch.compile" if self.compiled else ""
         if self.role == "float":
             return f"float32 weights and fused AdamW, activations {activations}{compiled}"
@@ -106,6 +111,8 @@ class TrainWay:
         phase["lr_schedule"] = "none"
         if self.autocasts:
             phase["use_amp"] = True
+        if _ALL_BFLOAT16 in self._parts:
+            phase["dtype"] = _BFLOAT16
         if self.compiled:
             phase["compile_model"] = True
         plain = {
