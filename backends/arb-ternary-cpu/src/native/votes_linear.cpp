@@ -16,10 +16,14 @@ constexpr int64_t kMostTasks = 64;
 constexpr int64_t kExactTokens = (int64_t{1} << 31) / (128 * 128) - 4 * kTileSteps;
 static_assert(kExactTokens / 4 % kTileSteps == 0, "their steps fill whole blocks");
 
+// Times that a thread takes tasks at least: few, since it reads all activations every time, but enough to even out. And
+// row tiles that it takes at most: every row of the accumulators lies in a page of its own.
+constexpr int64_t kTurns = 4;
+constexpr int64_t kTurnTiles = 8;
 // Rows whose votes and codes are fetched before they are cast.
 constexpr int64_t kRowsAhead = 6;
 
-// One task's part of the gradient: some row tiles, all columns. `memory` is the worker's, of `bytes()`.
+// Some tasks' part of the gradient: their row tiles, all columns. `memory` is the worker's, of `bytes()`.
 class Product {
  public:
   Product(const CastState& state, const VoteKernels& kernels, const Operands& operands, const Caster& caster,
@@ -37,35 +41,40 @@ class Product {
     return kTileBytes + kTileRows * kTilePitch * (type == GradientType::int64 ? 4 + 8 : 4);
   }
 
-  void run(int64_t task, int64_t first_tile, int64_t last_tile) {
+  // Those tasks of which each has `tiles_a_task` row tiles: column by column, so that the activations of a column tile
+  // are read from memory once and by all of them from the second-level cache.
+  void run(int64_t first_task, int64_t last_task, int64_t tiles_a_task) {
+    const int64_t first = first_task * tiles_a_task, last = std::min(last_task * tiles_a_task, operands_.tiles());
     if (operands_.integer() && !operands_.blocks() && !wide()) {
-      for (int64_t t = first_tile; t < last_tile; ++t) operands_.sum_rows(t, 0, operands_.steps(), operands_.starts(t));
+      for (int64_t t = first; t < last; ++t) operands_.sum_rows(t, 0, operands_.steps(), operands_.starts(t));
     }
     for (int64_t start = 0; start < state_.columns; start += kTileColumns) {
-      caster_.begin(tile_, task, start);
-      for (int64_t t = first_tile; t < last_tile; ++t) {
-        const int64_t rows = rows_of(t);
-        // Of the first rows the product comes before they are needed. The processor has few requests under way at a
-        // time and would wait where there are more.
-        for (int64_t r = 0; r < std::min(rows, kRowsAhead); ++r) caster_.prefetch(start, t * kTileRows + r, r == 0);
-        const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
-        const int64_t row_bytes = kTilePitch * (wide() ? 8 : 4);
-        for (int64_t r = 0; r < rows; ++r) {
-          const int64_t n = t * kTileRows + r;
-          if (r + kRowsAhead < rows) caster_.prefetch(start, n + kRowsAhead, false);
-          caster_.cast(tile_, n, n, static_cast<const char*>(g) + r * row_bytes);
-        }
+      for (int64_t task = first_task; task < last_task; ++task) {
+        caster_.begin(tile_, task, start);
+        for (int64_t t = task * tiles_a_task; t < std::min((task + 1) * tiles_a_task, last); ++t) run_tile(t, start);
+        caster_.end(tile_);
       }
-      caster_.end(tile_);
     }
-    const int64_t last_row = std::min(last_tile * kTileRows, state_.rows);
-    for (int64_t n = first_tile * kTileRows; n < last_row; ++n) caster_.end_row(n, n);
+    const int64_t last_row = std::min(last * kTileRows, state_.rows);
+    for (int64_t n = first * kTileRows; n < last_row; ++n) caster_.end_row(n, n);
   }
 
  private:
   static constexpr int64_t kTileBytes = (static_cast<int64_t>(sizeof(Caster::Tile)) + 63) / 64 * 64;
 
-  int64_t rows_of(int64_t t) const { return std::min(kTileRows, state_.rows - t * kTileRows); }
+  void run_tile(int64_t t, int64_t start) {
+    const int64_t rows = std::min(kTileRows, state_.rows - t * kTileRows);
+    // Of the first rows the product comes before they are needed. The processor has few requests under way at a time
+    // and would wait where there are more.
+    for (int64_t r = 0; r < std::min(rows, kRowsAhead); ++r) caster_.prefetch(start, t * kTileRows + r, r == 0);
+    const void* g = operands_.integer() ? multiply_int8(t, rows) : multiply_float(t, rows);
+    const int64_t row_bytes = kTilePitch * (wide() ? 8 : 4);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t n = t * kTileRows + r;
+      if (r + kRowsAhead < rows) caster_.prefetch(start, n + kRowsAhead, false);
+      caster_.cast(tile_, n, n, static_cast<const char*>(g) + r * row_bytes);
+    }
+  }
 
   // Whether a product may need more than 32 bits.
   bool wide() const { return operands_.integer() && 4 * operands_.steps() > kExactTokens; }
@@ -185,11 +194,14 @@ void cast_linear(const CastState& state, const VoteKernels& kernels, Element gra
   const Caster caster(state, kernels, type, state.rows, tasks, tokens * 128 * 128);
   const int64_t worker_bytes = Product::bytes(type);
   const Buffer memory(worker_bytes * std::max(threads, 1));
-  auto task = [&](int64_t i, int worker) {
+  // Sums are those of tasks, whoever runs them and with which others.
+  const int64_t fair = ceil_div(tasks, kTurns * std::max(threads, 1));
+  const int64_t tasks_a_turn = std::min(fair, std::max<int64_t>(1, kTurnTiles / tiles_a_task));
+  auto turn = [&](int64_t i, int worker) {
     Product product(state, kernels, operands, caster, memory.as<char>() + worker * worker_bytes);
-    product.run(i, i * tiles_a_task, std::min((i + 1) * tiles_a_task, operands.tiles()));
+    product.run(i * tasks_a_turn, std::min((i + 1) * tasks_a_turn, tasks), tiles_a_task);
   };
-  parallel_tasks(tasks, threads, task);
+  parallel_tasks(ceil_div(tasks, tasks_a_turn), threads, turn);
   caster.finish(threads);
 }
 
