@@ -245,6 +245,8 @@ class Task {
   void sweep(const Shape& shape, const Panels& panels, int64_t chunk, T* all_sums, Takes takes, Decode decode,
              Tile tile, Finish finish) const {
     const int64_t stretch = panels.among(kKeptRows);
+    // Sums of a single chunk are finished before the next begin, and all lie in the same place.
+    const bool kept = chunk < shape.blocks;
     for (int64_t first = first_; first < stop_; first += stretch) {
       const int64_t stop = least(stop_, first + stretch);
       for (int64_t block = 0; block < shape.blocks; block += chunk) {
@@ -255,7 +257,7 @@ class Task {
           decode(i, strips, block, count);
           for (int64_t p = first; p < stop; ++p) {
             const int64_t row = panels.start(p) - panels.start(first);
-            T* const sums = all_sums + i * kKeptSums + row * strips.columns.lanes;
+            T* const sums = kept ? all_sums + i * kKeptSums + row * strips.columns.lanes : all_sums;
             tile(strips, p, block, count, sums);
             if (block + count == shape.blocks) finish(i, strips, p, sums);
           }
