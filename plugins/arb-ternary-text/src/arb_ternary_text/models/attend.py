@@ -7,17 +7,46 @@ queries and keys, ``V`` of its values.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["attend"]
+from arb_ternary_text.models.fused import may_round_otherwise
 
-#: Longest causal sequence that a CPU attends over by whole matrices: there, torch's fused kernel is three times slower
-#: in training (forward and backward, bfloat16, heads of 64), and the scores still fit the cache.
+__all__ = ["attend", "whole_matrix_length"]
+
+#: Longest causal sequence that a CPU attends over by whole matrices in training, in exact runs and compiled graphs on
+#: any processor, and where torch does not say what the processor can do.
 _WHOLE_MATRIX_LENGTH: Final = 256
+#: The same for bfloat16 where the processor multiplies it in tiles.
+_WHOLE_MATRIX_LENGTH_TILES: Final = 512
+
+
+@cache
+def _bfloat16_length() -> int:
+    """Longest sequence for whole matrices of bfloat16; 0 where x86 has no products of it."""
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    known = {} if ask is None else ask()
+    if known.get("architecture") != "x86_64":
+        return _WHOLE_MATRIX_LENGTH
+    if known.get("amx_bf16"):
+        return _WHOLE_MATRIX_LENGTH_TILES
+    return _WHOLE_MATRIX_LENGTH if known.get("avx512_bf16") else 0
+
+
+def whole_matrix_length(dtype: torch.dtype) -> int:
+    """Longest causal sequence of ``dtype`` over which a CPU attends by whole matrices in training; 0 = none.
+
+    Forward and backward of torch's fused kernel take 0.5 to 1.0 of the time of whole matrices in float32. In bfloat16
+    they take 1.1 to 4 times as long up to these lengths, where the processor multiplies it, and 0.4 to 0.7 of it where
+    it does not: docs/explanation/cpu-kernels.md.
+    """
+    if not may_round_otherwise() or dtype is torch.float16:
+        return _WHOLE_MATRIX_LENGTH
+    return _bfloat16_length() if dtype is torch.bfloat16 else 0
 
 
 def attend(
@@ -40,7 +69,7 @@ def attend(
     batch, heads, new, features = query_BHSC.shape
     key_heads, total = key_BGTC.shape[1], key_BGTC.shape[2]
     whole = query_BHSC.device.type == "cpu" and is_causal and torch.is_grad_enabled()
-    if not whole or total > _WHOLE_MATRIX_LENGTH or heads != key_heads:
+    if not whole or total > whole_matrix_length(query_BHSC.dtype) or heads != key_heads:
         return F.scaled_dot_product_attention(
             query_BHSC,
             key_BGTC,

@@ -1,13 +1,13 @@
 """Cross entropy through a head, some rows of its input at a time, so that no more than their logits are held.
 
-The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone. Each block of logits becomes its own
-gradient in place, as soon as there is one. From there
+The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone, so that each block of logits gives way
+to its gradient as soon as there is one. From there
 
 * a float head computes the gradients of its input and of its weight in forward, and backward multiplies them by what
   comes from above. In float32 nothing of ``M x V`` is kept; in bfloat16 the gradient is, until forward ends, because
   sums of products in blocks would be rounded, or added up in float32, which takes longer than the products;
-* a ternary head keeps the gradient, in the dtype of its input, and goes on as it does from whole logits: votes are
-  rounded once, from all rows.
+* a ternary head keeps the gradient, in the dtype of its input, and goes on as from whole logits, with fewer copies:
+  votes are rounded once, from all rows.
 
 The logits of a row, its loss and its gradient are those of whole logits but for roundings of float32 sums.
 
@@ -17,7 +17,6 @@ Shapes: ``M`` rows, ``m`` of them a block, ``D`` features, ``V`` ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -26,8 +25,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.backends.dispatch import kernel
-from arb_ternary.backends.ops import linear_gradients
+from arb_ternary.backends.ops import cast_votes, linear_grad_input, quantize_gradient
 from arb_ternary.backends.vote_state import VoteState
+from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
@@ -136,23 +136,21 @@ def _blocks(targets_M: Tensor, ids: int, fewest: int | None = None) -> Iterator[
         yield slice(first, first + step)
 
 
-def turn_into_gradients_(logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float) -> Tensor:
-    """The cross entropies of a block, float32 ``[m]``; the logits become ``share`` times the gradients of their sum.
+def losses_and_gradients(
+    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float
+) -> tuple[Tensor, Tensor]:
+    """The cross entropies of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``; float32.
 
-    In float32, whatever the dtype of the logits; ``logit_scale``, a power of two, multiplies them first.
+    ``logit_scale``, a power of two, multiplies the logits first.
     """
-    wide_mV = logits_mV.float()
-    if logit_scale != 1.0:
-        wide_mV *= logit_scale
+    scaled_mV = logits_mV if logit_scale == 1.0 else logits_mV * logit_scale
+    logs_mV = scaled_mV.log_softmax(dim=-1, dtype=torch.float32)
     place_m1 = targets_m[:, None]
-    logsumexp_m1 = wide_mV.logsumexp(dim=-1, keepdim=True)
-    losses_m = (logsumexp_m1 - wide_mV.gather(1, place_m1)).squeeze(1)
+    losses_m = -logs_mV.gather(1, place_m1).squeeze(1)
     step = share * logit_scale
-    wide_mV.sub_(logsumexp_m1).exp_().mul_(step)
-    wide_mV.scatter_add_(1, place_m1, torch.full_like(logsumexp_m1, -step))
-    if wide_mV is not logits_mV:
-        logits_mV.copy_(wide_mV)
-    return losses_m
+    gradients_mV = logs_mV.exp_().mul_(step)
+    gradients_mV.scatter_add_(1, place_m1, gradients_mV.new_full(place_m1.shape, -step))
+    return losses_m, gradients_mV
 
 
 class _FloatHead(torch.autograd.Function):
@@ -169,8 +167,8 @@ class _FloatHead(torch.autograd.Function):
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
         with torch.autocast(x_MD.device.type, enabled=False):
             for rows in _blocks(targets_M, ids, _FEWEST_ROWS_FLOAT):
-                block_mV = F.linear(x_MD[rows], weight_VD)
-                losses_M[rows] = turn_into_gradients_(block_mV, targets_M[rows], logit_scale, 1.0 / count)
+                logits_mV = F.linear(x_MD[rows], weight_VD)
+                losses_M[rows], block_mV = losses_and_gradients(logits_mV, targets_M[rows], logit_scale, 1.0 / count)
                 if grad_MV is not None:
                     grad_MV[rows] = block_mV
                     continue
@@ -240,7 +238,11 @@ class _TernaryState:
 
 
 class _TernaryHead(torch.autograd.Function):
-    """Mean cross entropy of ``x @ W.T + bias``; backward is that of ``arb_ternary::linear``."""
+    """Mean cross entropy of ``x @ W.T + bias``.
+
+    Backward is that of ``arb_ternary::linear``, to the bit. The gradient of the logits belongs to nobody else: it is
+    multiplied by the scales of the rows in place, and freed when it is rounded.
+    """
 
     @staticmethod
     def forward(
@@ -257,9 +259,8 @@ class _TernaryHead(torch.autograd.Function):
         grad_MV = x_MD.new_empty((count, ids))
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
         for rows in _blocks(targets_M, ids):
-            block_mV = product.logits(rows)
-            losses_M[rows] = turn_into_gradients_(block_mV, targets_M[rows], logit_scale, 1.0 / count)
-            grad_MV[rows] = block_mV
+            logits_mV = product.logits(rows)
+            losses_M[rows], grad_MV[rows] = losses_and_gradients(logits_mV, targets_M[rows], logit_scale, 1.0 / count)
         scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
         ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
         ctx.made = (grad_MV,)
@@ -273,14 +274,22 @@ class _TernaryHead(torch.autograd.Function):
         (grad_MV,) = _taken(ctx)
         assert grad_MV is not None
         head: _TernaryState = ctx.head
-        linear = SimpleNamespace(
-            state=head.state,
-            gradients=head.gradients,
-            activations=head.activations,
-            casts=ctx.casts,
-            has_bias=ctx.has_bias,
-            x_dtype=ctx.x_dtype,
-            needs_input_grad=ctx.needs_input_grad,
-        )
-        grad_x, _, grad_bias = linear_gradients(linear, _times(grad_MV, grad), x_MD, scale_M, weight, exponent)
+        state, integer = head.state, head.gradients == "int8"
+        grad_MV, grad_x, grad_bias = _times(grad_MV, grad), None, None
+        if ctx.has_bias:
+            grad_bias = grad_MV.sum(dim=0, dtype=torch.float32)
+        if ctx.needs_input_grad[0]:
+            rounded, scale = grad_MV, None
+            if integer:
+                rounded, scale = quantize_gradient(grad_MV, state.control, USE_GRAD_INPUT, state.backend)
+            grad_x = linear_grad_input(rounded, scale, weight, exponent, state.sizes, ctx.x_dtype, state.backend)
+            del rounded
+        if ctx.casts:
+            folded, scale = grad_MV, None
+            if head.activations == "int8":
+                folded = folded.mul_(scale_M.to(folded.dtype).unsqueeze(1))
+                if integer:
+                    folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
+                    del grad_MV
+            cast_votes(folded, x_MD, scale, *state)
         return grad_x, None, grad_bias, None, None, None
