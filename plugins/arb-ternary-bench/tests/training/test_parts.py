@@ -113,7 +113,8 @@ def test_kernels_have_parts_by_their_names(kernel: str, part: str) -> None:
 def test_calls_are_what_kernels_leave_of_an_unprofiled_step() -> None:
     profiled = {"products": 3.0, "votes": 1.0, "calls": 6.0}
     assert parts_of_step(profiled, 5.0) == {"products": 3.0, "votes": 1.0, "calls": 1.0}
-    # A machine that was slower meanwhile: everything in proportion.
+    # A machine that was not equally fast for both: everything in proportion.
+    assert parts_of_step(profiled, 20.0) == pytest.approx({"products": 6.0, "votes": 2.0, "calls": 12.0})
     assert parts_of_step(profiled, 2.0) == pytest.approx({"products": 0.6, "votes": 0.2, "calls": 1.2})
 
 

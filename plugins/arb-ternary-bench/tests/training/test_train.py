@@ -210,7 +210,7 @@ def test_rows_are_compared_with_the_fastest_float_and_with_qat_compiled(fake: Ca
     assert found["float32"]["tokens_per_second"] == TINY.tokens
     assert found["float32"]["state_bytes_per_parameter"] == 16.0
     assert sum(found["float32"]["parts"].values()) == pytest.approx(1.0)
-    assert found["float32"]["parts"]["calls"] == pytest.approx(1.0 - 7 * 0.05)
+    assert found["float32"]["parts"]["calls"] == pytest.approx(1 / 8)  # the profiled step was shorter: in proportion
 
 
 def test_without_a_baseline_there_is_no_ratio() -> None:

@@ -238,15 +238,14 @@ def parts_of_step(profiled: Mapping[str, float], seconds: float) -> dict[str, fl
     """The parts of a step of ``seconds``, from those of a profiled one.
 
     The profiler's own cost falls on calls, of which there are thousands, and hardly on kernels: the parts keep their
-    times, and calls are what is left of the step. Where nothing would be left, because the machine was slower, all are
-    scaled to the step.
+    times, and calls are what is left of the step. Where the profiled step was the shorter one, or nothing would be
+    left, the machine was not equally fast for both: then all parts are scaled to the step.
     """
     computed = {part: each for part, each in profiled.items() if part != CALLS}
-    left = seconds - sum(computed.values())
-    if left >= 0:
+    total, left = sum(profiled.values()), seconds - sum(computed.values())
+    if 0 <= left <= profiled[CALLS]:
         return {**computed, CALLS: left}
-    scale = seconds / sum(profiled.values())
-    return {part: each * scale for part, each in profiled.items()}
+    return {part: each * seconds / total for part, each in profiled.items()}
 
 
 def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -78,12 +78,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     lines += [f"{name}: {what}." for name, what in told.items()]
     profiled = [row for cell in result["cells"] for row in cell["rows"] if row["profile"]]
     if profiled:
-        slower = max(row["profile"]["total"] / row["wall_seconds_min"] for row in profiled)
+        ratios = [row["profile"]["total"] / row["seconds_min"] for row in profiled]
         lines.append(
-            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an "
-            f"operation belongs to. They took up to {slower:.2f} times as long, by the profiler and by what else the "
-            "machine did; calls are what the other parts leave of the step. Of compiled models, what the compiler "
-            "fused counts as else."
+            "Parts: profiled steps in a further process, where ranges around kernels and modules say what an operation "
+            f"belongs to. They took {min(ratios):.2f} to {max(ratios):.2f} times as long as the fastest step without "
+            "the profiler. Where that is more than 1, calls are what the other parts leave of the step; else all parts "
+            "are scaled to it. Of compiled models, what the compiler fused counts as else."
         )
     return lines
 
