@@ -275,10 +275,7 @@ class TrainingLoop:
         return masked_loss(output, masked, self.context.masking)
 
     def set_rates(self) -> dict[str, float]:
-        """Set the rate of every group for the step under way; returns the first ``lr`` (float) and ``rate`` (ternary).
-
-        It is called before every micro-batch.
-        """
+        """Set every group's rate, before every micro-batch; returns the first ``lr`` (float) and ``rate`` (ternary)."""
         options = self.options
         return apply_schedule(
             self.optimizer,
