@@ -24,6 +24,7 @@ from arb_ternary_progressive import (
 from arb_ternary_progressive.time_embedding import TimeEmbedding
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.exact_arithmetic import exact_arithmetic
 from arb_ternary_train.optim.adamw import AdamWConfig
 from arb_ternary_train.optim.adamw import build as adamw
 from arb_ternary_train.update import ternary_update
@@ -448,14 +449,17 @@ def test_a_builder_needs_to_know_the_model_once() -> None:
 def test_a_decoder_is_gone_on_with_and_so_is_a_rack() -> None:
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig(width=32, heads=2, layers=2, max_length=16, group_size=32), 20)
-    before = decoder(tokens())
+    # Layers with adapters are computed by torch's operations, others by kernels that add up in another order.
+    with exact_arithmetic():
+        before = decoder(tokens())
     options = ProgressiveConfig(new_stack_precision="ternary", blocks_per_stack=1, qlora_enabled=True, qlora_rank=2)
     builder = ProgressiveRackBuilder.from_model(decoder, options, seed=3)
     rack = builder.build_rack()
     assert rack.ordered_stacks[0].precision == "ternary"
     assert set(rack.ordered_stacks[0].adapters) == {"stack"}
     builder.append_stack()
-    assert torch.equal(rack(tokens()), before)
+    with exact_arithmetic():
+        assert torch.equal(rack(tokens()), before)
     again = ProgressiveRackBuilder.from_model(rack, options)
     assert again.build_rack() is rack
     assert again.append_stack().stack_id == 2

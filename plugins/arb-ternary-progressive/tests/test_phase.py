@@ -367,7 +367,7 @@ def test_a_new_stack_is_the_identity_at_birth(tmp_path: Path) -> None:
 
 def test_a_grown_run_can_be_evaluated_and_generated_from_and_trained_on(tmp_path: Path) -> None:
     run = grow(tmp_path, {"target_stacks": 2, "building_mode": "prepend", "eval_every": 100})
-    trained = load_run(run.path)
+    trained = load_run(run.path, backend="torch")
     report = json.loads(run.result_file.read_text())
     assert measure(trained)[0].loss == report["validation_loss"]
     drawn = list(generate(trained.model, [1, 2, 3], max_new_tokens=40, temperature=0))  # type: ignore[arg-type]
