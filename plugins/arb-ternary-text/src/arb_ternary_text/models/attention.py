@@ -24,7 +24,6 @@ from arb_ternary_text.models.rotary import rotary_angles, rotate
 
 __all__ = ["Attention", "Biases", "Positions", "make_positions", "split_heads", "visibility"]
 
-
 _NO_NORM: Final = nn.Identity()
 
 

@@ -31,6 +31,7 @@ from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
 __all__ = ["MANY_LOGITS", "cross_entropies", "mean_cross_entropy", "serves"]
@@ -49,11 +50,10 @@ def serves(head: nn.Module) -> bool:
 
     Not in float16, in which gradients vanish unless they are scaled before they are rounded.
     """
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
     known = type(head) in (FloatLinear, TernaryLinear) or (
         isinstance(head, TiedHead) and type(head._embedding[0]) in (nn.Embedding, TernaryEmbedding)
     )
-    if not known or any(hooks) or "forward" in vars(head):
+    if not known or is_watched(head):
         return False
     weights, _ = _weights_of(head)
     held = weights if isinstance(weights, Tensor) else weights.weight

@@ -17,6 +17,7 @@ from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.native_decode import decode_token
 from arb_ternary_text.models.parts import make_embedding, make_head, make_norm
 from arb_ternary_text.models.transformer import Transformer
@@ -57,13 +58,12 @@ class Decoder(Transformer):
         """Positions that a position sees, itself included; None = all."""
         return self.config.sliding_window
 
-    def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None, *, last_only: bool = False) -> Tensor:
+    def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, S, V]`` of the token that follows each position.
 
         Args:
             tokens_BS: token ids, int64 (or int32).
             cache: what earlier calls have seen; ``tokens_BS`` continue it, and it is advanced.
-            last_only: whether those of the last position are all that is wanted, ``[B, 1, V]``.
 
         Raises:
             UsageProblem: the sequence exceeds the context, or the cache does not fit the batch.
@@ -72,8 +72,7 @@ class Decoder(Transformer):
             logits_B1V = decode_token(self, tokens_BS, cache)
             if logits_B1V is not None:
                 return logits_B1V
-        x_BSD = self.hidden(tokens_BS, cache)
-        return self.logits(x_BSD[:, -1:] if last_only else x_BSD)
+        return self.logits(self.hidden(tokens_BS, cache))
 
     def hidden(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """The residual stream ``[B, S, D]`` after the last block; arguments and errors are those of :meth:`forward`."""
@@ -83,11 +82,13 @@ class Decoder(Transformer):
     def next_logits(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits ``[B, V]`` of the token after the last position; the head multiplies no other.
 
-        A subclass with a ``forward`` of its own computes all, of which these are the last.
+        Where somebody watches the model, or has given it a ``forward`` of its own, all are computed, of which these are
+        the last.
         """
-        plain = type(self).forward is Decoder.forward
-        logits_BSV: Tensor = self(tokens_BS, cache, last_only=True) if plain else self(tokens_BS, cache)
-        return logits_BSV[:, -1]
+        if tokens_BS.size(1) == 1 or type(self).forward is not Decoder.forward or is_watched(self):
+            logits_BSV: Tensor = self(tokens_BS, cache)
+            return logits_BSV[:, -1]
+        return self.logits(self.hidden(tokens_BS, cache)[:, -1:])[:, -1]
 
     def new_cache(self, batch_size: int) -> KeyValueCache:
         """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of tokens.

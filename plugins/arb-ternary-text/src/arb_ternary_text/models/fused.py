@@ -27,26 +27,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from arb_ternary.backends.protocol import BLOCK_OPS
 from arb_ternary.backends.select import get_backend
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, RMSNorm
 from arb_ternary_train.exact_arithmetic import is_exact
 
-__all__ = ["Kernels", "eps_of", "kernels_for", "may_round_otherwise"]
+__all__ = ["Kernels", "eps_of", "is_watched", "kernels_for", "may_round_otherwise"]
 
 Kernels = Mapping[str, Callable[..., Any]]
 
 #: Parts of a module that a user may have set to see, or to change, what enters and leaves it.
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OPS: Final = (
-    "normalise_quantize",
-    "normalise_quantize_backward",
-    "activate_quantize",
-    "activate_quantize_backward",
-    "turn_heads",
-    "turn_heads_backward",
-    "quantize_gradients",
-)
+#: Those that take part in training: all but a whole step of decoding.
+_OPS: Final = tuple(op for op in BLOCK_OPS if op != "decode_step")
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -74,10 +68,10 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
     for linear in linears:
         if type(linear) is not TernaryLinear or linear.activations != "int8" or linear.bias is not None:
             return None
-        if _is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
+        if is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
             return None
         backend = linear.backend
-    if backend is None or any(_has_gain(norm) or _is_watched(norm) for norm in norms):
+    if backend is None or any(_has_gain(norm) or is_watched(norm) for norm in norms):
         return None
     kernels = get_backend(backend).kernels
     return kernels if all(op in kernels for op in _OPS) else None
@@ -94,6 +88,7 @@ def _has_gain(norm: nn.Module) -> bool:
     return type(norm) not in (RMSNorm, OwnEpsRMSNorm) or norm.weight is not None
 
 
-def _is_watched(module: nn.Module) -> bool:
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody has put hooks or another ``forward`` on a module."""
     held = module.__dict__
     return "forward" in held or any(held[name] for name in _HOOKS)

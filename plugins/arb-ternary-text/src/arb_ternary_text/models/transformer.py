@@ -17,7 +17,7 @@ from arb_ternary_text.models.attention import Positions
 from arb_ternary_text.models.blocked_loss import MANY_LOGITS, cross_entropies, mean_cross_entropy, serves
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
-from arb_ternary_text.models.fused import may_round_otherwise
+from arb_ternary_text.models.fused import is_watched, may_round_otherwise
 
 __all__ = ["Transformer"]
 
@@ -104,8 +104,7 @@ class Transformer(nn.Module):
             return False
         kind = type(self)
         own = _definer(kind, "forward") is _definer(kind, "hidden") and kind.logits is Transformer.logits
-        watched = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return own and not watched and "forward" not in vars(self) and serves(self.head)
+        return own and not is_watched(self) and serves(self.head)
 
     def mean_cross_entropy(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
         """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a time.
