@@ -52,6 +52,8 @@ BLOCK_OPS: Final = (
     *("normalise_quantize", "normalise_quantize_backward", "activate_quantize", "activate_quantize_backward"),
     *("turn_heads", "turn_heads_backward", "quantize_gradients", "decode_step"),
 )
+#: All that a backend may have.
+KNOWN_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS)
 
 #: Capability: ``cast_votes`` never materialises the gradient.
 FUSED_VOTES: Final = "fused_votes"

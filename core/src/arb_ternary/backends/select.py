@@ -16,16 +16,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from arb_ternary.backends.protocol import (
-    BLOCK_OPS,
-    CONVOLUTION_OPS,
-    OPTIONAL_OPS,
-    REQUIRED_OPS,
-    SUM_OPS,
-    WIRE_OPS,
-    KernelBackend,
-    ProbeResult,
-)
+from arb_ternary.backends.protocol import KNOWN_OPS, REQUIRED_OPS, KernelBackend, ProbeResult
 from arb_ternary.environment import BACKEND
 from arb_ternary.errors import ArbError, ComponentError, EnvironmentProblem, UsageProblem, nearest
 from arb_ternary.plugins.manager import Plugins, manager
@@ -289,7 +280,6 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
         raise
     except Exception as error:
         raise EnvironmentProblem(f"{registered.described} cannot be built: {type(error).__name__}: {error}") from error
-    known = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS)
     absent = [attribute for attribute in ("name", "capabilities", "kernels") if not hasattr(backend, attribute)]
     if absent:
         raise ComponentError(f"{registered.described} lacks: {', '.join(absent)}")
@@ -299,8 +289,8 @@ def _build(plugins: Plugins, name: str) -> KernelBackend:
     if lacking:
         raise ComponentError(f"{registered.described} lacks required ops: {', '.join(lacking)}")
     for op in backend.kernels:
-        if op not in known:
-            close = nearest(op, known)
+        if op not in KNOWN_OPS:
+            close = nearest(op, KNOWN_OPS)
             hint = f"did you mean {close!r}?" if close else ""
             raise ComponentError(f"{registered.described} has an unknown op {op!r}", hint)
     return backend

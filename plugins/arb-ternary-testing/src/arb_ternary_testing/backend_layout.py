@@ -9,16 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arb_ternary.backends.protocol import (
-    BLOCK_OPS,
-    CONVOLUTION_OPS,
     FUSED_VOTES,
+    KNOWN_OPS,
     NARROW_NOISE,
     NARROW_VOTES,
-    OPTIONAL_OPS,
     REQUIRED_OPS,
     ROW_SHARDS,
-    SUM_OPS,
-    WIRE_OPS,
     KernelBackend,
     WeightShape,
 )
@@ -42,8 +38,7 @@ class LayoutTests(BackendCase):
         assert op in self.backend.kernels, f"required op {op!r} is missing"
 
     def test_it_has_no_op_that_is_never_called(self) -> None:
-        optional = {*OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS}
-        unknown = set(self.backend.kernels) - {*REQUIRED_OPS, *optional}
+        unknown = set(self.backend.kernels) - set(KNOWN_OPS)
         assert not unknown, f"not ops of a backend: {sorted(unknown)}"
         assert all(callable(kernel) for kernel in self.backend.kernels.values())
 
