@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
-from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_bench.cli.lists import named_ones, parse_counts, parse_list
+from arb_ternary_bench.cli.report import report, write_result
 
 if TYPE_CHECKING:
     from arb_ternary_bench.generation.cases import ClockName
@@ -18,27 +19,14 @@ __all__ = ["generate"]
 _SHAPES = "0.6m,125m,1b,2b"
 
 
-def _parts(text: str) -> list[str]:
-    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not parts:
-        raise click.BadParameter("it names nothing")
-    return parts
-
-
 def _shapes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[Any, ...]:
     from arb_ternary_bench.generation.shapes import SHAPES
 
-    for part in _parts(text):
-        if part not in SHAPES:
-            raise click.BadParameter(f"{part!r} is not one of {', '.join(SHAPES)}")
-    return tuple(SHAPES[part] for part in _parts(text))
+    return named_ones(text, SHAPES)
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    for part in _parts(text):
-        if not (part.isascii() and part.isdecimal() and int(part)):
-            raise click.BadParameter(f"{part!r} is not a whole number of at least 1")
-    return tuple(int(part) for part in _parts(text))
+    return parse_counts(text, "a whole number of at least 1")
 
 
 def _contenders(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -50,7 +38,8 @@ def _contenders(_context: click.Context, _parameter: click.Parameter, text: str 
         usable = [one.name for one in candidates("cpu") if one.usable and not one.last_resort]
         return (*usable[:1], *others)
     return tuple(
-        part if part in others else select(BackendRequest(part, "--contenders", "cpu")).name for part in _parts(text)
+        part if part in others else select(BackendRequest(part, "--contenders", "cpu")).name
+        for part in parse_list(text)
     )
 
 
@@ -117,10 +106,8 @@ def generate(
     threads = threads or torch.get_num_threads()
     if clock == "processor" and threads > 1:
         raise click.UsageError("--clock processor needs --threads 1: threads that wait for each other compute too")
+    from arb_ternary_bench.generation import result as table
     from arb_ternary_bench.generation.bench import GenerateBench, run_generate_bench
-    from arb_ternary_bench.generation.result import COLUMNS, markdown, notes
-    from arb_ternary_bench.generation.result import rows as table_rows
-    from arb_ternary_train.directory import write_json
 
     bench = GenerateBench(
         shapes=shapes,
@@ -138,12 +125,5 @@ def generate(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     result = run_generate_bench(bench, say=lambda line: click.echo(line, err=True))
-    if out is not None:
-        write_json(out / "result.json", result)
-        (out / "table.md").write_text(markdown(result), encoding="utf-8")
-    if as_json:
-        print_json(result)
-        return
-    print_table(COLUMNS, table_rows(result))
-    for line in notes(result):
-        click.echo(line)
+    write_result(result, table, out)
+    report(result, table, as_json=as_json)

@@ -8,20 +8,13 @@ from typing import Literal
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
-from arb_ternary.cli.output import print_json, print_table
+from arb_ternary_bench.cli.lists import parse_counts, parse_list
+from arb_ternary_bench.cli.report import report, write_result
 
-__all__ = ["backend_names", "device_name", "kernels", "parse_list", "parse_shape"]
+__all__ = ["backend_names", "device_name", "kernels", "parse_shape"]
 
 _SHAPES = "4096x4096,11008x4096,4096x11008,2560x2560,1024x1024,512x512,256x256"
 _ROWS = "1,4,16,64,256,512,2048"
-
-
-def parse_list(text: str) -> list[str]:
-    """What commas separate, each once."""
-    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not parts:
-        raise click.BadParameter("it names nothing")
-    return parts
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -37,10 +30,7 @@ def _shapes(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 
 def _rows(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    for part in parse_list(text):
-        if not (part.isascii() and part.isdecimal() and int(part)):
-            raise click.BadParameter(f"{part!r} is not a number of rows")
-    return tuple(int(part) for part in parse_list(text))
+    return parse_counts(text, "a number of rows")
 
 
 def _groups(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int | Literal["row"], ...]:
@@ -130,12 +120,10 @@ def kernels(
 
     Every kernel is first checked against an exact result, with outputs that held NaN.
     """
+    from arb_ternary_bench.kernels import result as table
     from arb_ternary_bench.kernels.bench import KernelBench, run_kernel_bench
     from arb_ternary_bench.kernels.figures import draw_speedups
     from arb_ternary_bench.kernels.peers import choose_peers
-    from arb_ternary_bench.kernels.result import COLUMNS, markdown, notes
-    from arb_ternary_bench.kernels.result import rows as table_rows
-    from arb_ternary_train.directory import write_json
 
     bench = KernelBench(
         backends=backends,
@@ -152,13 +140,7 @@ def kernels(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     result = run_kernel_bench(bench, say=lambda line: click.echo(line, err=True))
+    write_result(result, table, out)
     if out is not None:
-        write_json(out / "result.json", result)
-        (out / "table.md").write_text(markdown(result), encoding="utf-8")
         draw_speedups(result, out / "speedup.png")
-    if as_json:
-        print_json(result)
-        return
-    print_table(COLUMNS, table_rows(result))
-    for line in notes(result):
-        click.echo(line)
+    report(result, table, as_json=as_json)

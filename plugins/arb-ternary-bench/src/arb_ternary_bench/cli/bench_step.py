@@ -8,8 +8,9 @@ from typing import Any, Literal
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
-from arb_ternary.cli.output import print_json, print_table
+from arb_ternary.cli.output import print_json
 from arb_ternary_bench.cli.bench_kernels import backend_names, device_name, parse_shape
+from arb_ternary_bench.cli.report import report, write_result
 
 __all__ = ["step"]
 
@@ -90,11 +91,9 @@ def step(
     if model is not None:
         _run_model(model, layers, steps or 3, gradients or "float", group, backends[0], threads, out, as_json)
         return
+    from arb_ternary_bench.steps import result as table
     from arb_ternary_bench.steps.bench import StepBench, run_step_bench
-    from arb_ternary_bench.steps.result import COLUMNS, markdown, notes
-    from arb_ternary_bench.steps.result import rows as table_rows
     from arb_ternary_bench.steps.trainees import StepShape
-    from arb_ternary_train.directory import write_json
 
     out_features, in_features = shape or ((2816, 1024) if block else (4096, 4096))
     bench = StepBench(
@@ -112,15 +111,8 @@ def step(
         seconds=seconds or 5.0,
     )
     result = run_step_bench(bench, say=lambda line: click.echo(line, err=True))
-    if out is not None:
-        write_json(out / "result.json", result)
-        (out / "table.md").write_text(markdown(result), encoding="utf-8")
-    if as_json:
-        print_json(result)
-        return
-    print_table(COLUMNS, table_rows(result))
-    for line in notes(result):
-        click.echo(line)
+    write_result(result, table, out)
+    report(result, table, as_json=as_json)
 
 
 def _run_model(

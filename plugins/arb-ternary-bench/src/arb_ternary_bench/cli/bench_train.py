@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from arb_ternary.cli.options import as_json, plugin_files
-from arb_ternary.cli.output import print_json, print_table
-from arb_ternary_bench.cli.bench_kernels import backend_names, parse_list
+from arb_ternary_bench.cli.bench_kernels import backend_names
+from arb_ternary_bench.cli.lists import named_ones, parse_counts, parse_list
+from arb_ternary_bench.cli.report import report, write_result
 
 __all__ = ["train"]
 
@@ -19,10 +20,7 @@ _SIZES = "demo,512x8,1024x12,2048x4"
 def _sizes(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[Any, ...]:
     from arb_ternary_bench.training.sizes import SIZES
 
-    for part in parse_list(text):
-        if part not in SIZES:
-            raise click.BadParameter(f"{part!r} is not one of {', '.join(SIZES)}")
-    return tuple(SIZES[part] for part in parse_list(text))
+    return named_ones(text, SIZES)
 
 
 def _patterns(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -30,10 +28,7 @@ def _patterns(_context: click.Context, _parameter: click.Parameter, text: str) -
 
 
 def _threads(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    for part in parse_list(text):
-        if not (part.isascii() and part.isdecimal() and int(part)):
-            raise click.BadParameter(f"{part!r} is not a number of threads")
-    return tuple(int(part) for part in parse_list(text))
+    return parse_counts(text, "a number of threads")
 
 
 @click.command()
@@ -82,10 +77,9 @@ def train(
     /compiled or not. Each first has to learn.
     """
     from arb_ternary.errors import UsageProblem
+    from arb_ternary_bench.training import result as table
     from arb_ternary_bench.training.bench import TrainBench, run_train_bench
-    from arb_ternary_bench.training.result import COLUMNS, markdown, notes, rows
     from arb_ternary_bench.training.trainees import chosen_ways, train_ways
-    from arb_ternary_train.directory import write_json
 
     if clock == "processor" and threads != (1,):
         raise UsageProblem("--clock processor: it adds up the time of all threads", "Give --threads 1 too.")
@@ -101,12 +95,5 @@ def train(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     result = run_train_bench(bench, say=lambda line: click.echo(line, err=True))
-    if out is not None:
-        write_json(out / "result.json", result)
-        (out / "table.md").write_text(markdown(result), encoding="utf-8")
-    if as_json:
-        print_json(result)
-        return
-    print_table(COLUMNS, rows(result))
-    for line in notes(result):
-        click.echo(line)
+    write_result(result, table, out)
+    report(result, table, as_json=as_json)

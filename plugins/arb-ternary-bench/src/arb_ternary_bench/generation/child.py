@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from arb_ternary.environment import for_child
-from arb_ternary.errors import ArbError
+from arb_ternary_bench.answers import ask_process
 from arb_ternary_bench.generation.cases import CLOCKS, Case, ClockName, measure_case, warm_up
 from arb_ternary_bench.generation.contenders import LLAMA_CPP, Contender, open_session
 from arb_ternary_bench.generation.shapes import SHAPES, GenerationShape
@@ -80,20 +78,7 @@ def measure_bandwidth(backends: Sequence[str], threads: int, seconds: float, clo
 
 
 def _ask(title: str, threads: int, request: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", _MODULE, json.dumps(request)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=for_child(OMP_NUM_THREADS=str(threads)),
-    )
-    if done.returncode:
-        raise ArbError(
-            f"{title}: the process that measures it ended with {done.returncode}",
-            "\n".join(done.stderr.splitlines()[-12:]),
-        )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return ask_process(_MODULE, request, threads=threads, title=title, measures="measures it")
 
 
 def main(request: str) -> dict[str, Any]:

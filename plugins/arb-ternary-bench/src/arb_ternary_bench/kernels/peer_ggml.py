@@ -26,8 +26,9 @@ from arb_ternary_bench.kernels.peer_product import PeerProduct, aligned
 
 __all__ = ["GGML_FOLDER", "GgmlPeer"]
 
-#: Where a ggml built alone is put.
-GGML_FOLDER: Final = Path(sys.prefix) / "share" / "arb-ternary-peers" / "ggml"
+#: Where a ggml built alone is put, below the environment.
+_SHARED: Final = "share/arb-ternary-peers/ggml"
+GGML_FOLDER: Final = Path(sys.prefix) / _SHARED
 #: Weights that share a scale in both formats; rows are whole blocks.
 _BLOCK: Final = 256
 #: ``GGML_TYPE_F32``.
@@ -81,7 +82,9 @@ class GgmlPeer:
         return f"python {script}, in a checkout; or pip install llama-cpp-python"
 
     def available(self) -> str | None:
-        return None if _folder() is not None else f"no ggml: neither llama_cpp nor {GGML_FOLDER} is there"
+        return (
+            None if _folder() is not None else f"no ggml: neither llama_cpp nor {_SHARED} in this environment is there"
+        )
 
     def serves(self, cell: Cell) -> str | None:
         return None if cell.in_features % _BLOCK == 0 else f"K must be a multiple of {_BLOCK}"

@@ -7,18 +7,17 @@ prints one line of JSON.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any, Final
 
 from attrs import asdict
 
-from arb_ternary.environment import for_child
-from arb_ternary.errors import ArbError
+from arb_ternary_bench.answers import ask_process
 from arb_ternary_bench.steps.trainees import StepShape
 
 __all__ = ["measure_memory"]
 
+_MODULE: Final = "arb_ternary_bench.steps.child"
 #: Enough for every buffer that a step allocates to exist, and for allocators to have settled.
 _STEPS: Final = 3
 
@@ -31,21 +30,8 @@ def measure_memory(name: str, shape: StepShape, threads: int) -> dict[str, int]:
     Raises:
         ArbError: the process failed.
     """
-    request = json.dumps({"name": name, "shape": asdict(shape), "threads": threads})
-    done = subprocess.run(
-        [sys.executable, "-m", "arb_ternary_bench.steps.child", request],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=for_child(OMP_NUM_THREADS=str(threads)),
-    )
-    if done.returncode:
-        raise ArbError(
-            f"{name}: the process that measures its memory ended with {done.returncode}",
-            "\n".join(done.stderr.splitlines()[-12:]),
-        )
-    memory: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return memory
+    request = {"name": name, "shape": asdict(shape), "threads": threads}
+    return ask_process(_MODULE, request, threads=threads, title=name, measures="measures its memory")
 
 
 def main(request: str) -> dict[str, Any]:
