@@ -15,6 +15,7 @@ from arb_ternary.backends.protocol import WeightShape
 __all__ = [
     "BLOCK",
     "DTYPES",
+    "WORD",
     "check_contiguous",
     "check_exponent",
     "check_packed",
@@ -26,6 +27,8 @@ __all__ = [
 
 #: Rows and columns of a block of a packed weight.
 BLOCK: Final = 16
+#: What an unsigned word of the counter hash keeps of an integer.
+WORD: Final = (1 << 64) - 1
 #: Float dtypes that the kernels read and write, by their native index.
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import or_
 
 from attrs import field, frozen
 from torch import Tensor
@@ -48,5 +46,7 @@ def build(isa: str | None = None) -> KernelBackend:
     index = _native.isa_index(chosen)
     multiplied = products.kernels(index)
     convolved = convolution.kernels(index, multiplied["linear"])
-    others = (blocks.kernels(index), decode.kernels(index), votes.kernels(index), wire.kernels(index))
-    return CpuBackend(chosen, kernels=reduce(or_, others, {**multiplied, **convolved}))
+    kernels: dict[str, Callable[..., object]] = {**multiplied, **convolved}
+    for module in (blocks, decode, votes, wire):
+        kernels |= module.kernels(index)
+    return CpuBackend(chosen, kernels=kernels)

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_readable, float_dtype
+from arb_ternary_cpu.arguments import WORD, check_readable, float_dtype
 
 __all__ = ["kernels"]
 
-_WORD: Final = (1 << 64) - 1
 _KINDS: Final = {"swiglu": 0, "relu2": 1, "reglu2": 2}
 #: An eps that says: not normalised.
 _NONE: Final = -1.0
@@ -254,7 +253,7 @@ def _quantize_gradients(
     q, folded = torch.empty((rows, columns), dtype=torch.int8), torch.empty((rows, columns), dtype=torch.int8)
     scales = torch.ones(2)
     if q.numel():
-        words = (seed & _WORD, step & _WORD, stream & _WORD, folded_stream & _WORD)
+        words = (seed & WORD, step & WORD, stream & WORD, folded_stream & WORD)
         tail = (q.data_ptr(), folded.data_ptr(), scales.data_ptr())
         _native.quantize_both(
             isa, get_num_threads(), grad.data_ptr(), dtype, rows, columns, row_scale.data_ptr(), *words, *tail

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, get_num_threads
@@ -16,6 +16,7 @@ from torch import Tensor, get_num_threads
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
 from arb_ternary_cpu.arguments import (
+    WORD,
     check_exponent,
     check_packed,
     check_readable,
@@ -25,8 +26,6 @@ from arb_ternary_cpu.arguments import (
 )
 
 __all__ = ["kernels", "pack", "unpack"]
-
-_WORD: Final = (1 << 64) - 1
 
 
 def pack(trits_NK: Tensor) -> Tensor:
@@ -91,9 +90,9 @@ def _quantize_gradient(isa: int, grad_MN: Tensor, seed: int, step: int, stream: 
         grad.data_ptr(),
         dtype,
         grad.numel(),
-        seed & _WORD,
-        step & _WORD,
-        stream & _WORD,
+        seed & WORD,
+        step & WORD,
+        stream & WORD,
         q.data_ptr(),
         scale.data_ptr(),
     )

@@ -16,13 +16,19 @@ from torch import Tensor, get_num_threads
 from arb_ternary.backends.protocol import VOTE_BITS, WeightShape
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_contiguous, check_packed, check_readable, check_shape, packed_shape
+from arb_ternary_cpu.arguments import (
+    WORD,
+    check_contiguous,
+    check_packed,
+    check_readable,
+    check_shape,
+    packed_shape,
+)
 
 __all__ = ["kernels"]
 
 #: Types that the kernels read as they are; other floating-point tensors are converted to float32 first.
 _ELEMENTS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_WORD: Final = (1 << 64) - 1
 
 
 def _require(condition: bool, message: str) -> None:
@@ -149,7 +155,7 @@ def _scaled(grad: Tensor, scale: Tensor | None, state: VoteState) -> tuple[_nati
         factors.data_ptr(),
         shifts,
         *limits,
-        *(word & _WORD for word in state.draw()),
+        *(word & WORD for word in state.draw()),
     )
     return scaled, factors
 
@@ -253,7 +259,7 @@ def _sums_to_quanta(
     )
     quanta = torch.empty(sums.shape, dtype=torch.int32)
     if sums.numel():
-        seed, step, stream = (word & _WORD for word in words)
+        seed, step, stream = (word & WORD for word in words)
         operands = sums.data_ptr(), wide, sums.numel(), whole, fraction, seed, step, stream, start
         _native.sums_to_quanta(isa, get_num_threads(), *operands, quanta.data_ptr())
     return quanta
@@ -290,7 +296,7 @@ def _flip(
         1 <= threshold <= shape.largest_vote,
         f"threshold must be in 1..{shape.largest_vote} for votes of {shape.vote_bits} bits, got {threshold}",
     )
-    seed, step, stream = (word & _WORD for word in words)
+    seed, step, stream = (word & WORD for word in words)
     moved = _native.flip_trits(
         isa,
         get_num_threads(),

@@ -3,21 +3,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 
+#include "bind.h"
 #include "blocks.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-using Address = uintptr_t;
 using Six = std::array<int64_t, 6>;
 
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-arb::Dtype dtype_of(int dtype) { return static_cast<arb::Dtype>(dtype); }
 arb::HeadRows rows_of(Address memory, const Six& n) { return {at<void>(memory), n[0], n[1], n[2], n[3], n[4], n[5]}; }
 
 }  // namespace

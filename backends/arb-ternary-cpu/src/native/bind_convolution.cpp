@@ -3,20 +3,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 
+#include "bind.h"
 #include "convolution.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-using Address = uintptr_t;
 using Four = std::array<int64_t, 4>;
 using Numbers = std::array<int64_t, 8>;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 arb::Image image_of(Address values, int dtype, const Numbers& n) {
   return {{n[0], n[1], n[2], n[3]}, at<const void>(values), static_cast<arb::Dtype>(dtype), n[4], n[5], n[6], n[7]};

@@ -3,25 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind.h"
 #include "decode.h"
 
 namespace nb = nanobind;
-
-namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-arb::Weight weight_of(Address packed, Address exponent, int64_t rows, int64_t columns, int64_t groups,
-                      int64_t group_size) {
-  return {at<const uint8_t>(packed), at<const int8_t>(exponent), rows, columns, groups, group_size};
-}
-
-}  // namespace
 
 void bind_decode(nb::module_& m) {
   m.attr("most_sequences") = arb::kMostSequences;

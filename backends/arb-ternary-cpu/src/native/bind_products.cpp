@@ -2,28 +2,11 @@
 // of what exchanging DLPack capsules does, which matters for small layers. The Python side has checked them.
 #include <nanobind/nanobind.h>
 
+#include "bind.h"
 #include "product_driver.h"
 #include "rows_driver.h"
 
 namespace nb = nanobind;
-
-namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-arb::Weight weight_of(Address packed, Address exponent, int64_t rows, int64_t columns, int64_t groups,
-                      int64_t group_size) {
-  return {at<const uint8_t>(packed), at<const int8_t>(exponent), rows, columns, groups, group_size};
-}
-
-arb::Dtype dtype_of(int dtype) { return static_cast<arb::Dtype>(dtype); }
-
-}  // namespace
 
 void bind_products(nb::module_& m) {
   using arb::product_kernels;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "bind.h"
 #include "votes_apply.h"
 #include "votes_linear.h"
 #include "votes_lookup.h"
@@ -11,11 +12,6 @@
 namespace nb = nanobind;
 
 namespace {
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 const arb::VoteKernels& kernels_of(int isa) { return arb::vote_kernels(static_cast<arb::Isa>(isa)); }
 

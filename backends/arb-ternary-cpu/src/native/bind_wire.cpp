@@ -3,16 +3,12 @@
 
 #include <cstdint>
 
+#include "bind.h"
 #include "wire.h"
 
 namespace nb = nanobind;
 
 namespace {
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 const arb::WireKernels& kernels_of(int isa) { return arb::wire_kernels(static_cast<arb::Isa>(isa)); }
 
