@@ -103,8 +103,10 @@ class TrainingLoop:
         )
         self.optimizer_choice: OptimizerChoice = context.config.optimizer
         self._take_on(context.make_optimizer(factors=self._tuning.factors))
-        sizes, order = (options.batch_size, options.block_size), derive_seed(context.seed, key, "order")
-        request = BatchRequest(*sizes, order, options.order, options.num_workers, options.pin_memory)
+        seed = derive_seed(context.seed, key, "order")
+        request = BatchRequest(
+            options.batch_size, options.block_size, seed, options.order, options.num_workers, options.pin_memory
+        )
         self.batches = context.data.batches(request)
         self._forward: Any = torch.compile(self.model) if options.compile_model else self.model
         judged = (type(self).predict, type(self).loss) != (TrainingLoop.predict, TrainingLoop.loss)
@@ -240,12 +242,9 @@ class TrainingLoop:
         if not outcome.finite:
             reset_runtime_state(self.model)
             return outcome, None
-        share = loss
         if self.options.gradient_accumulation_steps > 1:
-            share = share / self.options.gradient_accumulation_steps
-        if self._scaler is not None:
-            share = self._scaler.scale(share)
-        return outcome, share
+            loss = loss / self.options.gradient_accumulation_steps
+        return outcome, loss if self._scaler is None else self._scaler.scale(loss)
 
     def mask(self, batch: Batch) -> MaskedBatch:
         """``batch`` masked, for the micro-batch number ``micro_batches``: a pure function of seed, step and number."""
