@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,12 @@ from arb_ternary_testing import install_fake_plugin
 
 @pytest.fixture(autouse=True)
 def _registries() -> Iterator[None]:
+    before = set(sys.modules)
     yield
+    # Other tests have fakes of the same names.
+    for name in set(sys.modules) - before:
+        if name.startswith("fake_"):
+            del sys.modules[name]
     reset_manager()
     reset_backends()
 
