@@ -349,6 +349,39 @@ def quantize_both(
     /,
 ) -> None: ...
 
+# --- attention --------------------------------------------------------------------------------------------------------
+# `inputs`: queries, keys, values, cosines, sines (0 for none); `sizes`: batch, length, heads, key heads, features. An
+# eps below 0: heads are not normalised.
+
+def attend(
+    isa: int,
+    threads: int,
+    inputs: tuple[int, int, int, int, int],
+    dtype: int,
+    sizes: tuple[int, int, int, int, int],
+    query_eps: float,
+    key_eps: float,
+    seen: int,
+    logs: int,
+    /,
+) -> None: ...
+def attend_back(
+    isa: int,
+    threads: int,
+    inputs: tuple[int, int, int, int, int],
+    dtype: int,
+    sizes: tuple[int, int, int, int, int],
+    query_eps: float,
+    key_eps: float,
+    seen: int,
+    logs: int,
+    grad: int,
+    grad_query: int,
+    grad_key: int,
+    grad_value: int,
+    /,
+) -> None: ...
+
 # --- what travels between ranks ---------------------------------------------------------------------------------------
 # Bases by their index in wire.h; a weight as strips of 16 rows.
 

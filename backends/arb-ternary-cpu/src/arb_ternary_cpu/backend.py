@@ -8,7 +8,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary.backends.protocol import FUSED_VOTES, NARROW_NOISE, NARROW_VOTES, ROW_SHARDS, KernelBackend
-from arb_ternary_cpu import _native, blocks, convolution, decode, limits, products, votes, wire
+from arb_ternary_cpu import _native, attention, blocks, convolution, decode, limits, products, votes, wire
 from arb_ternary_cpu.isa import chosen_isa
 
 __all__ = ["CpuBackend", "build"]
@@ -47,6 +47,6 @@ def build(isa: str | None = None) -> KernelBackend:
     multiplied = products.kernels(index)
     convolved = convolution.kernels(index, multiplied["linear"])
     kernels: dict[str, Callable[..., object]] = {**multiplied, **convolved}
-    for module in (blocks, decode, votes, wire):
+    for module in (attention, blocks, decode, votes, wire):
         kernels |= module.kernels(index)
     return CpuBackend(chosen, kernels=kernels)

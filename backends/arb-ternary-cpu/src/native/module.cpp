@@ -8,6 +8,7 @@
 
 namespace nb = nanobind;
 
+void bind_attention(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_convolution(nb::module_& m);
 void bind_decode(nb::module_& m);
@@ -31,6 +32,7 @@ NB_MODULE(_native, m) {
     }
     return -1;
   });
+  bind_attention(m);
   bind_blocks(m);
   bind_convolution(m);
   bind_decode(m);

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from arb_ternary.backends.select import candidates, use_backend
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models import fused_attention
 from arb_ternary_text.models.attention import Attention, make_positions
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_text.models.feed_forward import FeedForward
@@ -26,6 +27,8 @@ if "cpu" not in [each.name for each in candidates() if each.usable]:
     pytest.skip("the backend cpu is not installed here", allow_module_level=True)
 
 KINDS = ("swiglu", "relu2", "reglu2")
+#: Nodes of attention as a whole, and where torch computes it between the linears.
+WHOLE, PARTS = ("_AttentionBackward",), ("_OutputBackward", "_ProjectedBackward")
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +68,8 @@ def is_fused(y: Tensor, *names: str) -> bool:
     return all(name in found for name in names)
 
 
-def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> tuple[list[Any], list[Any]]:
-    """Result, gradient of ``x`` and votes, by kernels and by torch's operations."""
+def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes: str) -> tuple[list[Any], list[Any]]:
+    """Result, gradient of ``x`` and votes, by kernels, whose nodes these are, and by torch's operations."""
     results = []
     weights = torch.randn(call(x).shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     for exact in (False, True):
@@ -77,7 +80,7 @@ def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> tupl
         with exact_arithmetic(exact):
             y = call(leaf)
             y.backward(weights)  # type: ignore[no-untyped-call]
-        assert is_fused(y, "_FeedForwardBackward") or is_fused(y, "_OutputBackward", "_ProjectedBackward") or exact
+        assert is_fused(y, *nodes) is not exact
         results.append([y.detach(), leaf.grad, votes(module)])
     return results[0], results[1]
 
@@ -104,28 +107,53 @@ def test_a_feed_forward_layer_is_that_of_torch(
     dtype: torch.dtype, gradients: Any, activation: Any, sub_norms: bool
 ) -> None:
     layer = FeedForward(config(activation=activation, gradients=gradients, sub_norms=sub_norms, group_size=32))
-    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2)
+    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward")
     assert_alike(fused, wanted, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "longest", "nodes"),
     [
-        {"gradients": "int8", "query_key_norm": True},
-        {"kv_heads": 2, "sub_norms": False},
-        {"sliding_window": 3, "query_key_norm": True, "stored_eps": True, "group_size": "row"},
-        {"causal": False, "head_dim": 6},
+        ({"gradients": "int8", "query_key_norm": True}, 8, WHOLE),
+        ({"kv_heads": 2, "sub_norms": False}, 8, WHOLE),
+        ({"gradients": "int8", "query_key_norm": True}, 7, PARTS),
+        ({"sliding_window": 3, "query_key_norm": True, "stored_eps": True, "group_size": "row"}, 8, PARTS),
+        ({"causal": False, "head_dim": 6}, 8, PARTS),
     ],
-    ids=["int8 gradients", "grouped heads", "a window", "not causal"],
+    ids=["int8 gradients", "grouped heads", "long", "a window", "not causal"],
 )
-def test_attention_is_that_of_torch(dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_attention_is_that_of_torch(
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    longest: int,
+    nodes: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused_attention, "_LONGEST", longest)
     of = config(**options)
     layer = Attention(of)
     x = torch.randn(2, 8, 64, dtype=dtype) * 2
     positions = make_positions(of, x, start=0, total=8, window=of.sliding_window)
-    fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x)
+    fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x, *nodes)
     assert_alike(fused, wanted, dtype)
+
+
+def test_attention_keeps_neither_scores_nor_turned_heads() -> None:
+    of, length = config(query_key_norm=True), 512
+    layer = Attention(of)
+    x = torch.randn(1, length, 64, requires_grad=True)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x, make_positions(of, x, start=0, total=length, window=None))
+    # Rows before the norm and int8 ones, queries, keys, values, what was seen and its int8 rows.
+    assert max(kept) == length * 64
+    assert sum(size == length * 64 for size in kept) == 7
 
 
 @pytest.mark.parametrize("activation", KINDS)
@@ -222,11 +250,11 @@ def test_what_is_computed_again_has_the_same_votes() -> None:
 
 
 def test_a_pass_without_a_graph_gives_the_same_bits() -> None:
-    layer, x = FeedForward(config()), torch.randn(2, 16, 64)
-    with_graph = layer(x)
-    assert is_fused(with_graph, "_FeedForwardBackward")
+    model, tokens = Decoder(config(), 50), torch.randint(0, 50, (2, 16))
+    with_graph = model(tokens)
+    assert is_fused(with_graph, "_FeedForwardBackward", *WHOLE)
     with torch.no_grad():
-        assert torch.equal(layer(x), with_graph)
+        assert torch.equal(model(tokens), with_graph)
 
 
 def test_modules_that_are_frozen_cast_nothing_and_let_the_gradient_pass() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arb_ternary_text.models import fused_parts
+from arb_ternary_text.models import fused_attention, fused_parts
 from arb_ternary_text.models.attend import attend
 from arb_ternary_text.models.cache import LayerCache, Span
 from arb_ternary_text.models.config import DecoderConfig
@@ -154,6 +154,8 @@ class Attention(nn.Module):
         if self.biases is None:
             norms = (self.norm, self.query_norm, self.key_norm, self.output_norm)
             kernels = kernels_for(x_BSD, norms, (self.query, self.key, self.value, self.output))
+        if kernels is not None and cache is None and positions.is_causal and fused_attention.serves(x_BSD):
+            return self._attended(x_BSD, positions, kernels)
         query_BHSC, key_BGTC, value_BGTC = self._heads_of(x_BSD, positions, kernels)
         if cache is not None and positions.span is not None:
             key_BGTC, value_BGTC = cache.extend(key_BGTC, value_BGTC, positions.span)
@@ -162,6 +164,15 @@ class Attention(nn.Module):
             return fused_parts.output(kernels, seen_BHSC, self.output_norm, self.output)
         update_BSD: Tensor = self.output(self.output_norm(seen_BHSC.transpose(1, 2).flatten(2)))
         return update_BSD
+
+    def _attended(self, x_BSD: Tensor, positions: Positions, kernels: Kernels) -> Tensor:
+        """All of it as one node of the graph."""
+        modules = fused_attention.Modules(
+            (self.query, self.key, self.value, self.output),
+            (self.norm, self.query_norm, self.key_norm, self.output_norm),
+        )
+        angles = positions.cos, positions.sin
+        return fused_attention.attention(kernels, x_BSD, modules, (self.heads, self.key_heads), angles)
 
     def _heads_of(self, x_BSD: Tensor, positions: Positions, kernels: Kernels | None) -> tuple[Tensor, ...]:
         """Queries, keys and values of the new positions, by the kernels if there are any."""

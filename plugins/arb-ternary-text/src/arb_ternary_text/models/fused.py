@@ -15,6 +15,11 @@ heads one after another. ``eps`` is None where rows are not normalised, and ``r`
 * ``turn_heads(x, angles, heads, length, eps) -> y, r``: rows ``[B * S, H * C]`` to heads ``[B, H, S, C]``, each
   normalised (``r`` is ``[M, H]``) and turned by ``angles``, cosines and sines ``[S, C / 2]``, or by nothing (None).
 * ``turn_heads_backward(grad, x, angles, r) -> grad``.
+* ``attend(query, key, value, angles, heads, key_heads, length, query_eps, key_eps) -> seen, logs``: causal softmax
+  attention over heads ``[B * S, heads * C]`` and ``[B * S, key_heads * C]``, normalised and turned as by ``turn_heads``
+  (values are not); ``logs``, float32 ``[B, heads, S]``, are those of the sums of what softmax divides by.
+* ``attend_backward(grad, query, key, value, seen, logs, ...) -> grad_query, grad_key, grad_value``, with the rest of
+  the arguments of ``attend``.
 * ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded, folded_scale``:
   ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer than 2**32 elements.
 """

@@ -5,6 +5,7 @@ The integers are those of ``arb_ternary.backends.ops.linear`` and its gradient: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.fused import Kernels
 
-__all__ = ["FusedLinear"]
+__all__ = ["FusedLinear", "join", "weights_of"]
 
 #: Gradients from this size on are quantised in two calls.
 _MANY: Final = 1 << 32
@@ -96,3 +97,14 @@ class FusedLinear(NamedTuple):
             return grad, scale, None, None
         folded = grad_MN * scale_M.to(grad_MN.dtype).unsqueeze(1)
         return grad, scale, *quantize(folded, seed, step, stream + USE_VOTES)
+
+
+def join(modules: Sequence[nn.Module], kernels: Kernels) -> tuple[list[FusedLinear], Tensor | None]:
+    """The linears, and the anchor of one that casts votes, if there is one."""
+    linears = [FusedLinear.of(module, kernels) for module in modules]
+    return linears, next((linear.anchor for linear in linears if linear.anchor is not None), None)
+
+
+def weights_of(linears: Sequence[FusedLinear]) -> tuple[Tensor, ...]:
+    """What must not change of the linears between forward and backward."""
+    return tuple(tensor for linear in linears for tensor in linear.saved)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary_text.models.fused import Kernels, eps_of
-from arb_ternary_text.models.fused_linear import FusedLinear
+from arb_ternary_text.models.fused_linear import FusedLinear, join, weights_of
 
 __all__ = ["feed_forward", "output", "project_heads"]
 
@@ -30,16 +30,6 @@ class _Heads(NamedTuple):
     heads: int
     eps: float | None
     angles: _Angles | None
-
-
-def _joined(modules: Sequence[nn.Module], kernels: Kernels) -> tuple[list[FusedLinear], Tensor | None]:
-    """The linears, and the anchor of one that casts votes, if there is one."""
-    linears = [FusedLinear.of(module, kernels) for module in modules]
-    return linears, next((linear.anchor for linear in linears if linear.anchor is not None), None)
-
-
-def _weights(linears: Sequence[FusedLinear]) -> tuple[Tensor, ...]:
-    return tuple(tensor for linear in linears for tensor in linear.saved)
 
 
 class _Projected(torch.autograd.Function):
@@ -59,7 +49,7 @@ class _Projected(torch.autograd.Function):
             kept += [None if r_MH is None else y_ME, r_MH]
         x_kept = None if r_M is None else x_MD
         angles = parts[0].angles or (None, None)
-        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, *angles, *kept, *_weights([part.linear for part in parts]))
+        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, *angles, *kept, *weights_of([part.linear for part in parts]))
         ctx.parts = parts
         return tuple(found)
 
@@ -120,7 +110,7 @@ class _FeedForward(torch.autograd.Function):
         gate, up = (None, *products) if len(products) == 1 else products
         q_MF, hidden_scale_M, hidden_r_M = kernels["activate_quantize"](gate, up, kind, hidden_eps)
         rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M)
-        ctx.save_for_backward(*rows, gate, up, q_MF, hidden_scale_M, hidden_r_M, *_weights(linears))
+        ctx.save_for_backward(*rows, gate, up, q_MF, hidden_scale_M, hidden_r_M, *weights_of(linears))
         ctx.linears, ctx.kind = linears, kind
         return down.multiply(q_MF, hidden_scale_M, x_MD.dtype)
 
@@ -162,7 +152,7 @@ def project_heads(
         angles: cosines and sines, float32 ``[S, C / 2]``.
     """
     batch, length, width = x_BSD.shape
-    linears, anchor = _joined([module for module, _, _ in projections], kernels)
+    linears, anchor = join([module for module, _, _ in projections], kernels)
     last = len(projections) - 1
     parts = tuple(
         _Heads(linear, heads, eps_of(head_norm), None if i == last else angles)
@@ -178,7 +168,7 @@ def project_heads(
 
 def output(kernels: Kernels, seen_BHSC: Tensor, norm: nn.Module, linear: nn.Module) -> Tensor:
     """The product of what the heads have seen, ``[B, S, D]``."""
-    (fused,), anchor = _joined([linear], kernels)
+    (fused,), anchor = join([linear], kernels)
     y_MD: Tensor = _Output.apply(seen_BHSC, anchor, fused, eps_of(norm))  # type: ignore[no-untyped-call]
     fused.expect_votes(y_MD)
     batch, _, length, _ = seen_BHSC.shape
@@ -194,7 +184,7 @@ def feed_forward(
     hidden_norm: nn.Module,
 ) -> Tensor:
     """``down(norm(act(up(norm(x)))))`` of ``x [..., D]``; ``linears`` are gate (not for ``relu2``), up and down."""
-    fused, anchor = _joined(linears, kernels)
+    fused, anchor = join(linears, kernels)
     x_MD = x.reshape(-1, x.shape[-1])
     y_MD: Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
         x_MD, anchor, fused, kind, eps_of(norm), eps_of(hidden_norm)

@@ -1,0 +1,344 @@
+#include "attention.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "threads.h"
+#include "workspace.h"
+
+namespace arb {
+
+namespace {
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t multiple(int64_t count, int64_t of) { return (count + of - 1) / of * of; }
+
+const void* at(const void* x, Dtype dtype, int64_t index) {
+  return static_cast<const char*>(x) + index * dtype_size(dtype);
+}
+void* at(void* x, Dtype dtype, int64_t index) { return static_cast<char*>(x) + index * dtype_size(dtype); }
+
+uint32_t* words_of(float* x) { return reinterpret_cast<uint32_t*>(x); }
+
+// Queries of a tile; sums over the queries of a taller one pass through memory less often.
+constexpr int64_t kTile = 32, kTallTile = 64, kTallFrom = 512;
+// Words beyond a row of keys, so that rows below one another fall into different sets of a cache.
+constexpr int64_t kGap = 16;
+
+struct Sizes {
+  int64_t terms, length, keys, features, padded, words, tile;
+  int64_t row, short_row;  // words of a row of all keys, one key or `terms` keys to a word
+
+  Sizes(const AttentionKernels& kernels, const Attended& of)
+      : terms(kernels.terms),
+        length(of.length),
+        keys(multiple(of.length, kTile)),
+        features(of.features),
+        padded(multiple(of.features, 16 * kernels.terms)),
+        words(padded / kernels.terms),
+        tile(of.length >= kTallFrom ? kTallTile : kTile),
+        row(keys + kGap),
+        short_row(keys / kernels.terms + kGap) {}
+};
+
+// The working memory of a thread, or its size in bytes where there is no memory.
+class Room {
+ public:
+  explicit Room(char* memory) : memory_(memory) {}
+  float* floats(int64_t count) { return reinterpret_cast<float*>(take(4 * count)); }
+  Words words(int64_t rows, int64_t stride) { return {reinterpret_cast<uint32_t*>(take(4 * rows * stride)), stride}; }
+  int64_t used() const { return used_; }
+
+ private:
+  char* take(int64_t bytes) {
+    char* const found = memory_ == nullptr ? nullptr : memory_ + used_;
+    used_ += static_cast<int64_t>(Workspace::padded(bytes));
+    return found;
+  }
+  char* memory_;
+  int64_t used_ = 0;
+};
+
+// Keys, values and a tile of queries; `across` are transposed, `along` has words along the keys.
+struct Forward {
+  Words keys, keys_across, values, values_along, queries;
+  float* scores;
+  Words p;
+  float *seen, *most, *sums, *spare;
+
+  Forward(Room& room, const Sizes& n)
+      : keys(room.words(n.keys, n.words)),
+        keys_across(room.words(n.words, n.row)),
+        values(room.words(n.keys, n.words)),
+        values_along(n.terms == 1 ? values : room.words(n.keys / n.terms, n.padded)),
+        queries(room.words(n.tile, n.words)),
+        scores(room.floats(n.tile * n.row)),
+        p(n.terms == 1 ? Words{words_of(scores), n.row} : room.words(n.tile, n.short_row)),
+        seen(room.floats(n.tile * n.padded)),
+        most(room.floats(n.tile)),
+        sums(room.floats(n.tile)),
+        spare(room.floats(n.padded + kRowSlack)) {}
+};
+
+struct Backward {
+  Words keys, keys_across, keys_along, values, values_across, queries, queries_across, given, given_across, pairs;
+  float *scores, *slopes;
+  Words p, by_key, by_row;
+  float *grad_queries, *grad_keys, *grad_values, *key_factors, *query_factors, *dots, *spare, *work;
+
+  Backward(Room& room, const Sizes& n)
+      : keys(room.words(n.keys, n.words)),
+        keys_across(room.words(n.words, n.row)),
+        keys_along(n.terms == 1 ? keys : room.words(n.keys / n.terms, n.padded)),
+        values(room.words(n.keys, n.words)),
+        values_across(room.words(n.words, n.row)),
+        queries(room.words(n.tile, n.words)),
+        queries_across(room.words(n.padded, n.tile / n.terms)),
+        given(room.words(n.tile, n.words)),
+        given_across(room.words(n.padded, n.tile / n.terms)),
+        pairs(room.words(n.tile / n.terms, n.padded)),
+        scores(room.floats(n.tile * n.row)),
+        slopes(room.floats(n.tile * n.row)),
+        p(n.terms == 1 ? Words{words_of(scores), n.row} : room.words(n.tile / n.terms, n.row)),
+        by_key(n.terms == 1 ? Words{words_of(slopes), n.row} : room.words(n.tile, n.short_row)),
+        by_row(n.terms == 1 ? by_key : room.words(n.tile / n.terms, n.row)),
+        grad_queries(room.floats(n.tile * n.padded)),
+        grad_keys(room.floats(n.padded * n.row)),
+        grad_values(room.floats(n.padded * n.row)),
+        key_factors(room.floats(n.keys)),
+        query_factors(room.floats(n.tile)),
+        dots(room.floats(n.tile)),
+        spare(room.floats(n.padded + kRowSlack)),
+        work(room.floats(n.padded + kRowSlack)) {}
+};
+
+// Some heads of the rows: of queries, keys or values, or of gradients of such.
+struct Heads {
+  int64_t heads;
+  float eps;
+  bool turns;
+};
+
+struct Task {
+  const BlockCall& call;
+  const AttentionKernels& kernels;
+  const Attended& of;
+  const Sizes& n;
+  int64_t sequence;
+
+  int64_t place(const Heads& x, int64_t head, int64_t position) const {
+    return ((sequence * n.length + position) * x.heads + head) * n.features;
+  }
+  const float* turned(const float* angles, const Heads& x, int64_t position) const {
+    return x.turns && angles != nullptr ? angles + position * (n.features / 2) : nullptr;
+  }
+
+  // Rows of an operand from elements of a head, normalised and turned; zeros beyond the last position and feature.
+  void fill(const void* from, const Heads& x, int64_t head, int64_t first, int64_t rows, Words to, float* factors,
+            float* spare) const {
+    const bool plain = !x.turns && x.eps < 0.0f;
+    const bool direct = of.dtype == (n.terms == 2 ? Dtype::bfloat16 : Dtype::float32);
+    const auto row_bytes = static_cast<size_t>(4 * n.words);
+    const size_t used = static_cast<size_t>(n.features) * 4 / static_cast<size_t>(n.terms);
+    for (int64_t i = 0; i < rows; ++i) {
+      char* const row = reinterpret_cast<char*>(to.first + i * to.stride);
+      const int64_t position = first + i;
+      if (position >= n.length) {
+        std::memset(row, 0, row_bytes);
+        continue;
+      }
+      const void* own = at(from, of.dtype, place(x, head, position));
+      if (!plain) {
+        void* const turned_row = direct ? static_cast<void*>(row) : spare;
+        const float factor = call.block.turn(own, of.dtype, n.features / 2, turned(of.cos, x, position),
+                                             turned(of.sin, x, position), x.eps, turned_row);
+        if (factors != nullptr) factors[i] = factor;
+        own = turned_row;
+      } else if (direct) {
+        std::memcpy(row, own, used);
+      }
+      if (!direct) call.block.widen(own, of.dtype, n.features, reinterpret_cast<float*>(row));
+      std::memset(row + used, 0, row_bytes - used);
+    }
+  }
+
+  // Words along the rows of an operand, which are the operand itself where a word is one element.
+  void along(int64_t rows, Words from, Words to) const {
+    if (n.terms > 1) kernels.interleave(rows, n.padded, from, to);
+  }
+
+  // A tile's operand with words along its rows, transposed.
+  void across(Words from, Words pairs, Words to) const {
+    along(n.tile, from, pairs);
+    kernels.transpose(n.tile / n.terms, n.padded, n.terms > 1 ? pairs : from, to);
+  }
+
+  // The gradient of a row before it was turned and normalised.
+  void give_back(const float* grad, float by, const void* x, const Heads& heads, int64_t head, int64_t position,
+                 float factor, Backward& b, void* out) const {
+    const int64_t own = place(heads, head, position);
+    const bool plain = !heads.turns && heads.eps < 0.0f;
+    kernels.finish(grad, n.features, by, of.dtype, plain ? at(out, of.dtype, own) : b.spare);
+    if (plain) return;
+    call.block.turn_back(b.spare, at(x, of.dtype, own), of.dtype, n.features / 2, turned(of.cos, heads, position),
+                         turned(of.sin, heads, position), heads.eps >= 0.0f, factor, b.work, at(out, of.dtype, own));
+  }
+};
+
+float scale_of(const Attended& of) { return 1.0f / std::sqrt(static_cast<float>(of.features)); }
+
+void forward_task(const Task& task, int64_t key_head, Forward f, void* out, float* logs) {
+  const Sizes& n = task.n;
+  const Attended& of = task.of;
+  const AttentionKernels& k = task.kernels;
+  const Heads queries{of.heads, of.query_eps, true}, keys{of.key_heads, of.key_eps, true};
+  const Heads values{of.key_heads, -1.0f, false};
+  const int64_t shared = of.heads / of.key_heads;
+  const float scale = scale_of(of);
+  task.fill(of.key, keys, key_head, 0, n.keys, f.keys, nullptr, f.spare);
+  k.transpose(n.keys, n.words, f.keys, f.keys_across);
+  task.fill(of.value, values, key_head, 0, n.keys, f.values, nullptr, f.spare);
+  task.along(n.keys, f.values, f.values_along);
+  for (int64_t h = key_head * shared; h < (key_head + 1) * shared; ++h) {
+    float* const own_logs = logs + (task.sequence * of.heads + h) * n.length;
+    for (int64_t first = 0; first < n.length; first += n.tile) {
+      const int64_t rows = least(n.tile, n.length - first), seen = least(n.keys, first + n.tile);
+      task.fill(of.query, queries, h, first, n.tile, f.queries, nullptr, f.spare);
+      k.multiply(n.tile, seen, n.words, f.queries, f.keys_across, f.scores, n.row, false);
+      k.soften(f.scores, n.row, first, rows, seen, scale, f.p, f.most, f.sums);
+      k.multiply(n.tile, n.padded, seen / n.terms, f.p, f.values_along, f.seen, n.padded, false);
+      for (int64_t i = 0; i < rows; ++i) {
+        own_logs[first + i] = scale * f.most[i] + std::log(f.sums[i]);
+        k.finish(f.seen + i * n.padded, n.features, 1.0f / f.sums[i], of.dtype,
+                 at(out, of.dtype, task.place(queries, h, first + i)));
+      }
+    }
+  }
+}
+
+struct Gradients {
+  const void *seen, *given;
+  const float* logs;
+  void *query, *key, *value;
+};
+
+void backward_task(const Task& task, int64_t key_head, Backward b, const Gradients& to) {
+  const Sizes& n = task.n;
+  const Attended& of = task.of;
+  const AttentionKernels& k = task.kernels;
+  const Heads queries{of.heads, of.query_eps, true}, keys{of.key_heads, of.key_eps, true};
+  const Heads plain{of.heads, -1.0f, false}, values{of.key_heads, -1.0f, false};
+  const int64_t shared = of.heads / of.key_heads;
+  const float scale = scale_of(of);
+  task.fill(of.key, keys, key_head, 0, n.keys, b.keys, b.key_factors, b.spare);
+  k.transpose(n.keys, n.words, b.keys, b.keys_across);
+  task.along(n.keys, b.keys, b.keys_along);
+  task.fill(of.value, values, key_head, 0, n.keys, b.values, nullptr, b.spare);
+  k.transpose(n.keys, n.words, b.values, b.values_across);
+  std::memset(b.grad_keys, 0, static_cast<size_t>(4 * n.padded * n.row));
+  std::memset(b.grad_values, 0, static_cast<size_t>(4 * n.padded * n.row));
+  for (int64_t h = key_head * shared; h < (key_head + 1) * shared; ++h) {
+    const float* const own_logs = to.logs + (task.sequence * of.heads + h) * n.length;
+    for (int64_t first = 0; first < n.length; first += n.tile) {
+      const int64_t rows = least(n.tile, n.length - first), seen = least(n.keys, first + n.tile);
+      task.fill(of.query, queries, h, first, n.tile, b.queries, b.query_factors, b.spare);
+      task.fill(to.given, plain, h, first, n.tile, b.given, nullptr, b.spare);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t own = task.place(queries, h, first + i);
+        b.dots[i] = k.dot(at(to.given, of.dtype, own), at(to.seen, of.dtype, own), of.dtype, n.features);
+      }
+      task.across(b.queries, b.pairs, b.queries_across);
+      task.across(b.given, b.pairs, b.given_across);
+      k.multiply(n.tile, seen, n.words, b.queries, b.keys_across, b.scores, n.row, false);
+      k.multiply(n.tile, seen, n.words, b.given, b.values_across, b.slopes, n.row, false);
+      k.soften_back(b.scores, b.slopes, n.row, first, rows, n.tile, seen, scale, own_logs + first, b.dots, b.p,
+                    b.by_key, b.by_row);
+      k.multiply(n.tile, n.padded, seen / n.terms, b.by_key, b.keys_along, b.grad_queries, n.padded, false);
+      k.multiply(n.padded, seen, n.tile / n.terms, b.queries_across, b.by_row, b.grad_keys, n.row, true);
+      k.multiply(n.padded, seen, n.tile / n.terms, b.given_across, b.p, b.grad_values, n.row, true);
+      for (int64_t i = 0; i < rows; ++i) {
+        task.give_back(b.grad_queries + i * n.padded, scale, of.query, queries, h, first + i, b.query_factors[i], b,
+                       to.query);
+      }
+    }
+  }
+  const auto rows_back = [&](float* grads, float by, const void* x, const Heads& heads, void* out) {
+    for (int64_t first = 0; first < n.length; first += 16) {
+      k.transpose(n.padded, 16, {words_of(grads + first), n.row}, {words_of(b.grad_queries), n.padded});
+      for (int64_t i = 0; i < least(16, n.length - first); ++i) {
+        task.give_back(b.grad_queries + i * n.padded, by, x, heads, key_head, first + i, b.key_factors[first + i], b,
+                       out);
+      }
+    }
+  };
+  rows_back(b.grad_keys, scale, of.key, keys, to.key);
+  rows_back(b.grad_values, 1.0f, of.value, values, to.value);
+}
+
+// Calls f(task, key_head, memory) for every sequence and key head.
+template <class Memory, class F>
+void for_heads(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, F f) {
+  const Sizes sizes(kernels, of);
+  Room counted(nullptr);
+  const Memory unused(counted, sizes);
+  static_cast<void>(unused);
+  const int64_t tasks = of.batch * of.key_heads, each = counted.used();
+  const int threads = static_cast<int>(least(call.threads, tasks));
+  Workspace& space = workspace();
+  space.reserve(static_cast<size_t>(threads * each));
+  char* const memory = space.take<char>(threads * each);
+  auto task = [&](int64_t index, int worker) {
+    Room room(memory + worker * each);
+    if (kernels.begin != nullptr) kernels.begin();
+    f(Task{call, kernels, of, sizes, index / of.key_heads}, index % of.key_heads, Memory(room, sizes));
+    if (kernels.end != nullptr) kernels.end();
+  };
+  parallel_tasks(tasks, threads, task);
+  space.release();
+}
+
+}  // namespace
+
+const AttentionKernels& attention_kernels(int isa, Dtype dtype) {
+  switch (static_cast<Isa>(isa)) {
+#if defined(ARB_HAVE_AMX)
+    case Isa::amx:
+      return dtype == Dtype::bfloat16 ? attention_amx() : attention_avx512vnni();
+#endif
+#if defined(ARB_HAVE_AVX512BF16)
+    case Isa::avx512bf16:
+      return dtype == Dtype::bfloat16 ? attention_avx512bf16() : attention_avx512vnni();
+#endif
+#if defined(ARB_HAVE_AVX512VNNI)
+    case Isa::avx512vnni:
+      return attention_avx512vnni();
+#endif
+#if defined(ARB_HAVE_AVX2)
+    case Isa::avx2:
+    case Isa::avxvnni:
+      return attention_avx2();
+#endif
+#if defined(ARB_HAVE_NEON)
+    case Isa::neon:
+      return attention_neon();
+#endif
+    default:
+      return attention_scalar();
+  }
+}
+
+void attend(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, void* seen, float* logs) {
+  for_heads<Forward>(call, kernels, of, [&](const Task& task, int64_t key_head, const Forward& memory) {
+    forward_task(task, key_head, memory, seen, logs);
+  });
+}
+
+void attend_back(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, const void* seen,
+                 const float* logs, const void* grad, void* grad_query, void* grad_key, void* grad_value) {
+  const Gradients to{seen, grad, logs, grad_query, grad_key, grad_value};
+  for_heads<Backward>(call, kernels, of, [&](const Task& task, int64_t key_head, const Backward& memory) {
+    backward_task(task, key_head, memory, to);
+  });
+}
+
+}  // namespace arb
