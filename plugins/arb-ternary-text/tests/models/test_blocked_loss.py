@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models import blocked_loss, transformer
-from arb_ternary_text.models.blocked_loss import cross_entropies, mean_cross_entropy, serves
+from arb_ternary_text.models.blocked_loss import Guide, cross_entropies, mean_cross_entropy, serves
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import FloatLinear, TiedHead
@@ -54,6 +54,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_loss, "_BLOCK_LOGITS", 1)
     monkeypatch.setattr(blocked_loss, "_FEWEST_ROWS", 48)
     monkeypatch.setattr(blocked_loss, "_FEWEST_ROWS_FLOAT", 48)
+    monkeypatch.setattr(blocked_loss, "_STRETCH", 7 * IDS)
 
 
 def learner(head: nn.Module) -> nn.Module:
@@ -103,6 +104,46 @@ def test_loss_and_gradients_are_those_of_whole_logits(kind: str, share: float) -
         assert cast.any()
         # A gradient next to 0 may have either sign.
         assert (cast != cast_again).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("kind", ["float", "ternary, int8 gradients"])
+def test_a_guide_adds_the_weighted_divergence_from_its_predictions(kind: str, temperature: float) -> None:
+    head, twin = pair(kind)
+    x, targets = inputs()
+    theirs = 3 * torch.randn(ROWS, IDS, generator=torch.Generator().manual_seed(9))
+    guide = Guide(lambda rows: theirs[rows], weight=0.7, temperature=temperature)
+    x_whole, x_blocks = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = 0.5 * head(x_whole)
+    drawn = F.log_softmax(logits.double() / temperature, -1)
+    aim = F.softmax(theirs.double() / temperature, -1)
+    whole = F.cross_entropy(logits, targets) + 0.7 * temperature**2 * F.kl_div(drawn, aim, reduction="batchmean")
+    blocks = mean_cross_entropy(twin, x_blocks, targets, 0.5, guide)
+    assert blocks.item() == pytest.approx(whole.item(), rel=1e-5)
+    whole.backward()
+    blocks.backward()
+    assert x_whole.grad is not None
+    assert x_blocks.grad is not None
+    # Gradients of int8 are rounded at random, each row's by its largest.
+    assert (x_whole.grad - x_blocks.grad).norm() < (1e-5 if kind == "float" else 1e-3) * x_whole.grad.norm()
+    for one, other in zip(head.parameters(), twin.parameters(), strict=True):
+        if one.grad is not None:
+            assert other.grad is not None
+            assert (one.grad - other.grad).norm() < 1e-5 * one.grad.norm()
+
+
+def test_of_a_frozen_head_in_bfloat16_no_more_gradients_than_those_of_a_block_are_held() -> None:
+    head = FloatLinear(WIDTH, IDS).to(torch.bfloat16).requires_grad_(False)
+    x, targets = inputs(torch.bfloat16)
+    x_whole, x_blocks = x.float().requires_grad_(), x.clone().requires_grad_()
+    F.cross_entropy(F.linear(x_whole, head.weight.float()), targets).backward()
+    with Largest() as largest:
+        mean_cross_entropy(head, x_blocks, targets).backward()
+    assert largest.elements <= max(48 * IDS, WIDTH * IDS) < ROWS * IDS
+    assert x_whole.grad is not None
+    assert x_blocks.grad is not None
+    # Logits and their gradients have 8 bits.
+    assert (x_whole.grad - x_blocks.grad.float()).norm() < 2**-5 * x_whole.grad.norm()
 
 
 def test_the_gradient_of_a_bias_is_voted_for() -> None:

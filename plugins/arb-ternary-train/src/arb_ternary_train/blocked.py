@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary_train.protocols import BlockedLogits, OwnLosses, Scores
 
-__all__ = ["counted_losses", "loss_in_blocks"]
+__all__ = ["counted", "counted_losses", "loss_in_blocks"]
 
 
 def loss_in_blocks(
@@ -30,7 +30,7 @@ def loss_in_blocks(
     if found is None:
         return None
     hidden_BSD = found.hidden(batch.inputs, **arguments)
-    hidden_MD, targets_M = _counted(hidden_BSD, batch)
+    hidden_MD, targets_M = counted(hidden_BSD, batch)
     # Nothing counts: 0, with a graph.
     return found.mean_cross_entropy(hidden_MD, targets_M) if len(targets_M) else hidden_BSD.float().sum() * 0.0
 
@@ -42,7 +42,7 @@ def counted_losses(
     found = None if isinstance(masking, Scores) else _judge(model, batch, masking)
     if found is None:
         return None
-    hidden_MD, targets_M = _counted(found.hidden(batch.inputs, **arguments), batch)
+    hidden_MD, targets_M = counted(found.hidden(batch.inputs, **arguments), batch)
     return found.cross_entropies(hidden_MD, targets_M) if len(targets_M) else hidden_MD.new_zeros(0).float()
 
 
@@ -52,7 +52,8 @@ def _judge(model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy) -> Bl
     return model if model.judges_in_blocks(int(batch.loss_mask.sum())) else None
 
 
-def _counted(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+def counted(hidden_BSD: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+    """The rows of ``hidden`` whose predictions count, ``[M, D]``, and their targets."""
     counts_M = batch.loss_mask.flatten()
     hidden_MD, targets_M = hidden_BSD.flatten(0, -2), batch.targets.flatten()
     return (hidden_MD, targets_M) if bool(counts_M.all()) else (hidden_MD[counts_M], targets_M[counts_M])

@@ -232,8 +232,7 @@ class TrainingLoop:
             module.begin_micro_batch(place)
         self.model.train()
         with self._autocast():
-            arguments = forward_arguments(self.model, masked)
-            loss = None if self._wants_logits else loss_in_blocks(self.model, masked, self.context.masking, arguments)
+            loss = self.loss_in_blocks(masked)
         if loss is None:
             with self._autocast():
                 output = self.predict(batch, masked)
@@ -272,6 +271,15 @@ class TrainingLoop:
             output: what :meth:`predict` returned.
         """
         return masked_loss(output, masked, self.context.masking)
+
+    def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
+        """As :meth:`loss` of what :meth:`predict` returns, without all logits at once; None where these two are called.
+
+        A loop that overrides one of the two is asked for logits, unless it overrides this method as well.
+        """
+        if self._wants_logits:
+            return None
+        return loss_in_blocks(self.model, masked, self.context.masking, forward_arguments(self.model, masked))
 
     def set_rates(self) -> dict[str, float]:
         """Set every group's rate, before every micro-batch; returns the first ``lr`` (float) and ``rate`` (ternary)."""

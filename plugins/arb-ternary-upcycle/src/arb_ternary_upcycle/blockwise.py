@@ -87,14 +87,16 @@ class BlockwisePhase:
     def _streams(self, context: TrainingContext, student: Decoder, model: FloatModel) -> Iterator[Streams]:
         """The residual streams, cached in the run's directory while the phase runs."""
         config = self.config
-        teacher = Teacher(model, config.teacher_memory, context.device)
+        teacher = Teacher(model, config.teacher_memory, context.device, config.teacher_dtype)
         if not config.cache_teacher_outputs:
             yield Streams(student, teacher, config.distill_target, None)
             return
         rank, caches = context.world.rank, context.directory / "cache"
         # Each rank has a cache of its own, the first one that of a run in one process.
         folder = caches / (f"phase-{context.phase_index}" + (f"-rank-{rank}" if rank else ""))
-        cache = OutputCache(folder, config.cache_memory, f"{model.digest} {context.device}", context.note)
+        cache = OutputCache(
+            folder, config.cache_memory, f"{model.digest} {config.teacher_dtype} {context.device}", context.note
+        )
         try:
             yield Streams(student, teacher, config.distill_target, cache)
         except BaseException:

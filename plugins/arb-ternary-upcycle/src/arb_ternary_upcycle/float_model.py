@@ -187,8 +187,16 @@ class FloatModel:
     @torch.no_grad()
     def logits(self, x_BSD: Tensor) -> Tensor:
         """Final norm and head of the residual stream after the last block, float32 ``[B, S, V]``."""
-        normed_BSD = rms_norm(x_BSD, self.config.norm_eps) * _wide(self._end("final_norm", x_BSD.device))
-        return F.linear(normed_BSD, _wide(self._end("embedding" if self.config.tied else "head", x_BSD.device)))
+        return F.linear(self.normed(x_BSD), _wide(self.head(x_BSD.device)))
+
+    @torch.no_grad()
+    def normed(self, x_BSD: Tensor) -> Tensor:
+        """The final norm of the residual stream after the last block, float32."""
+        return rms_norm(x_BSD, self.config.norm_eps) * _wide(self._end("final_norm", x_BSD.device))
+
+    def head(self, device: torch.device) -> Tensor:
+        """The matrix of the head, or of the embedding where that is tied, ``[V, D]`` in the dtype of the files."""
+        return self._end("embedding" if self.config.tied else "head", device)
 
     # --- files ---
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
 from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
-from arb_ternary_train.evaluate import evaluate
+from arb_ternary_text.models.blocked_loss import Guide
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.blocked import counted
+from arb_ternary_train.evaluate import evaluate, forward_arguments
 from arb_ternary_train.loop import TrainingLoop
+from arb_ternary_train.protocols import OwnLosses
 from arb_ternary_train.standard import StandardPhase
 from arb_ternary_upcycle.distillation import divergence
 from arb_ternary_upcycle.stages import find_stage
@@ -32,7 +37,10 @@ _BATCHES: Final = 8
 
 
 class DistillingLoop(TrainingLoop):
-    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``; None = on the cross entropy alone."""
+    """Trains on ``cross entropy + kd_weight * divergence`` from ``teacher``; None = on the cross entropy alone.
+
+    Where the logits of a batch are too many to hold, those of student and teacher are made some rows at a time.
+    """
 
     def __init__(self, context: TrainingContext, options: GlobalConfig, key: str, teacher: Teacher | None) -> None:
         super().__init__(context, options, key)
@@ -46,6 +54,21 @@ class DistillingLoop(TrainingLoop):
             return loss
         apart = divergence(output, self._teacher(masked.inputs), masked.loss_mask, self._temperature)
         return loss + self._weight * apart
+
+    def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
+        """See the class; None where ``loss`` and ``predict`` are called."""
+        student, teacher = self.model, self._teacher
+        if teacher is None or self.options.compile_model or isinstance(self.context.masking, OwnLosses):
+            return super().loss_in_blocks(masked)
+        if not isinstance(student, Decoder) or forward_arguments(student, masked):
+            return None
+        if not student.judges_in_blocks(int(masked.loss_mask.sum())):
+            return None
+        with torch.no_grad():
+            theirs_MD = counted(teacher.hidden(masked.inputs), masked)[0]
+        guide = Guide(lambda rows: teacher.logits(theirs_MD[rows]), self._weight, self._temperature)
+        mine_MD, targets_M = counted(student.hidden(masked.inputs), masked)
+        return student.mean_cross_entropy(mine_MD, targets_M, guide)
 
 
 class GlobalPhase(StandardPhase):
@@ -68,7 +91,7 @@ class GlobalPhase(StandardPhase):
         if asks or options.kd_weight:
             model = find_stage(context, options.teacher, ("teacher", "prepared"))
             as_student(context.model, model)
-            teacher = Teacher(model, options.teacher_memory, context.device)
+            teacher = Teacher(model, options.teacher_memory, context.device, options.teacher_dtype)
         loop = DistillingLoop(context, options, f"phase {context.phase_index}", teacher if options.kd_weight else None)
         if asks and teacher is not None:
             try:

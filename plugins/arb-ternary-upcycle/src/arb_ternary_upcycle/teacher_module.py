@@ -6,11 +6,13 @@ Shapes: ``B`` samples, ``S`` positions, ``D`` width, ``V`` vocabulary.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_upcycle.float_model import DTYPES, FloatDtype
 from arb_ternary_upcycle.stages import FloatModel
 from arb_ternary_upcycle.student import student_of
 
@@ -18,18 +20,20 @@ __all__ = ["Teacher", "as_student"]
 
 
 class Teacher(nn.Module):
-    """``model`` as a module without parameters of its own: float32, nothing in it learns.
+    """``model`` as a module without parameters of its own: nothing in it learns.
 
     Args:
         model: on disk.
         memory: bytes of blocks that stay in memory, those that are used first; beside them there is the one in use.
         device: where it computes.
+        dtype: of its matrices and their products; the residual stream, norms and softmaxes are float32 all the same.
     """
 
-    def __init__(self, model: FloatModel, memory: int, device: torch.device) -> None:
+    def __init__(self, model: FloatModel, memory: int, device: torch.device, dtype: FloatDtype = "float32") -> None:
         super().__init__()
         self.model = model
-        self._device, self._free = device, memory
+        self._device, self._free, self._dtype = device, memory, DTYPES[dtype]
+        self._head: Tensor | None = None
         self._kept: dict[int, Block] = {}
         self._last: tuple[int, Block] | None = None
 
@@ -46,6 +50,9 @@ class Teacher(nn.Module):
             return self._last[1]
         self._last = None  # before the next is read: one at a time
         block = self.model.block(number).to(self._device)
+        for module in block.modules() if self._dtype is not torch.float32 else ():
+            if isinstance(module, nn.Linear):
+                module.to(self._dtype)
         size = sum(tensor.nbytes for tensor in block.state_dict().values())
         if size <= self._free:
             self._kept[number] = block
@@ -60,15 +67,30 @@ class Teacher(nn.Module):
 
     def run_block(self, number: int, x_BSD: Tensor) -> Tensor:
         """The residual stream after block ``number``."""
-        return self.model.through(self.block(number), x_BSD)
+        wide = self._dtype is torch.float32
+        with torch.autocast(self._device.type, None if wide else self._dtype, enabled=not wide):
+            return self.model.through(self.block(number), x_BSD)
 
-    @torch.no_grad()
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Logits, float32 ``[B, S, V]``."""
+    def hidden(self, tokens_BS: Tensor) -> Tensor:
+        """The residual stream after the last block, float32 ``[B, S, D]``."""
         x_BSD = self.embed(tokens_BS)
         for number in range(self.model.config.layers):
             x_BSD = self.run_block(number, x_BSD)
-        return self.model.logits(x_BSD)
+        return x_BSD
+
+    @torch.no_grad()
+    def logits(self, x_BSD: Tensor) -> Tensor:
+        """Final norm and head of the stream after the last block, ``[..., V]`` in the dtype of its matrices."""
+        if self._dtype is torch.float32:
+            return self.model.logits(x_BSD)
+        if self._head is None:
+            self._head = self.model.head(self._device).to(self._dtype)
+        return F.linear(self.model.normed(x_BSD).to(self._dtype), self._head)
+
+    @torch.no_grad()
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits ``[B, S, V]``."""
+        return self.logits(self.hidden(tokens_BS))
 
 
 def as_student(model: nn.Module, teacher: FloatModel) -> Decoder:

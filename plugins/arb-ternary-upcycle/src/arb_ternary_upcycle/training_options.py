@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import frozen
-from attrs.validators import and_, gt, lt
+from attrs.validators import and_, gt, in_, lt
 
 from arb_ternary.config.fields import without_effect
 from arb_ternary.config.options import non_negative, option, optional, positive
 from arb_ternary.optim.protocol import Planned
 from arb_ternary_train.options import EVAL_EVERY, LoopOptions, StandardConfig
+from arb_ternary_upcycle.stage_options import FloatDtype
 
 if TYPE_CHECKING:
     from arb_ternary_train.config import RunConfig
@@ -23,7 +24,10 @@ _TEACHER: Final = (
     "it started from"
 )
 _TEACHER_MEMORY: Final = (
-    "bytes of teacher blocks that stay in memory, in float32; of the others one at a time is read from disk"
+    "bytes of teacher blocks that stay in memory, in teacher_dtype; of the others one at a time is read from disk"
+)
+_TEACHER_DTYPE: Final = (
+    "number format of the teacher's matrices in memory and of their products; its residual stream is float32"
 )
 #: 8 GiB.
 _TEACHER_BYTES: Final = 8 << 30
@@ -43,6 +47,7 @@ class BlockwiseConfig(LoopOptions):
 
     teacher: str | None = option(None, _TEACHER)
     teacher_memory: int = option(_TEACHER_BYTES, _TEACHER_MEMORY, validator=non_negative)
+    teacher_dtype: FloatDtype = option("float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16")))
     distill_target: Literal["residual", "attention"] = option(
         "residual",
         "what a block is to give as the teacher's does: the residual stream after it, or the update of its attention "
@@ -145,6 +150,7 @@ class GlobalConfig(StandardConfig):
 
     teacher: str | None = option(None, _TEACHER)
     teacher_memory: int = option(_TEACHER_BYTES, _TEACHER_MEMORY, validator=non_negative)
+    teacher_dtype: FloatDtype = option("float32", _TEACHER_DTYPE, validator=in_(("float32", "bfloat16")))
     kd_weight: float = option(
         0.0,
         "weight of the divergence from the teacher's predictions, added to the cross entropy; 0 = without",
@@ -164,7 +170,7 @@ class GlobalConfig(StandardConfig):
             yield from without_effect(self, "'kd_weight' is 0", "kd_temperature")
             if self.force:
                 reason = "no teacher is asked with 'kd_weight': 0 and 'force': true"
-                yield from without_effect(self, reason, "teacher", "teacher_memory")
+                yield from without_effect(self, reason, "teacher", "teacher_memory", "teacher_dtype")
         elif self.preserve_state:
             yield (
                 "preserve_state",

@@ -12,10 +12,14 @@ import torch.nn.functional as F
 
 from arb_ternary.errors import ConfigError, Interrupted
 from arb_ternary.protocols.data import BatchRequest
+from arb_ternary_text.models import transformer
 from arb_ternary_train.build import build_parts
 from arb_ternary_train.seeding import derive_seed
 from arb_ternary_upcycle import global_phase
 from arb_ternary_upcycle.distillation import divergence
+from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.global_phase import DistillingLoop
+from arb_ternary_upcycle.teacher_module import Teacher
 
 MODELS = ("checkpoints/*/model.safetensors",)
 
@@ -62,6 +66,38 @@ def test_the_loss_is_cross_entropy_and_the_weighted_divergence(tiny: Any) -> Non
     wanted = F.cross_entropy(student, targets) + 0.7 * 4.0 * kl
     loss = json.loads(run.metrics_file.read_text().splitlines()[0])["loss"]
     assert loss == pytest.approx(float(wanted), rel=1e-5)
+
+
+def losses_of(run: Any) -> list[float]:
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    return [line["loss"] for line in lines if line.get("event", "step") == "step"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_logits_are_judged_in_blocks_and_the_losses_are_the_same(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    options = {"kd_weight": 0.7, "kd_temperature": 2.0, "force": "true", "teacher_dtype": dtype}
+    phase = tiny.phase("global", steps=1, **options)
+    whole, _ = tiny.run("whole", phase)
+    monkeypatch.setattr(transformer, "MANY_LOGITS", 1)
+    monkeypatch.setattr(DistillingLoop, "predict", lambda *_: pytest.fail("all logits were made"))
+    blocks, _ = tiny.run("blocks", phase)
+    assert losses_of(blocks) == pytest.approx(losses_of(whole), rel=1e-5)
+
+
+def test_a_teacher_in_bfloat16_takes_half_the_memory_and_rounds_its_products(tiny: Any) -> None:
+    model = FloatModel.open(tiny.folder / "teacher")
+    matrices = sum(each.weight.nbytes for each in model.block(0).modules() if isinstance(each, torch.nn.Linear))
+    gains = sum(each.nbytes for each in model.block(0).state_dict().values()) - matrices
+    tokens = torch.arange(64).view(2, 32)
+    teacher = Teacher(model, matrices + 2 * gains, torch.device("cpu"), "bfloat16")
+    found, wanted = teacher(tokens), tiny.teacher(tokens)
+    assert set(teacher._kept) == {0, 1}, "both blocks are held in the memory of one"
+    assert teacher.hidden(tokens).dtype == torch.float32
+    assert found.dtype == torch.bfloat16
+    # Seven matrices of each block and the head, of 8 bits each.
+    assert 0 < (found.float() - wanted).norm() < 2**-5 * wanted.norm()
 
 
 def test_without_a_weight_it_trains_as_the_standard_phase(tiny: Any, files_in: Callable[..., dict[str, bytes]]) -> None:

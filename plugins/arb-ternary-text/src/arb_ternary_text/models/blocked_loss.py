@@ -1,11 +1,13 @@
 """Cross entropy through a head, some rows of its input at a time, so that no more than their logits are held.
 
 The gradient of a row's logits, ``(softmax - onehot) / M``, needs that row alone, so that each block of logits gives way
-to its gradient as soon as there is one. From there
+to its gradient as soon as there is one. So does that of the divergence from another model's predictions
+(:class:`Guide`), of which no more rows are held either. From there
 
 * a float head computes the gradients of its input and of its weight in forward, and backward multiplies them by what
-  comes from above. In float32 nothing of ``M x V`` is kept; in bfloat16 the gradient is, until forward ends, because
-  sums of products in blocks would be rounded, or added up in float32, which takes longer than the products;
+  comes from above. In float32, and where the weight does not learn, nothing of ``M x V`` is kept; else, in bfloat16,
+  the gradient is until forward ends, because sums of products in blocks would be rounded, or added up in float32, which
+  takes longer than the products;
 * a ternary head keeps the gradient, in the dtype of its input, and goes on as from whole logits, with fewer copies:
   votes are rounded once, from all rows.
 
@@ -21,6 +23,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -34,15 +37,35 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.parts import FloatLinear, TiedHead, rounded_to_int8
 
-__all__ = ["MANY_LOGITS", "cross_entropies", "mean_cross_entropy", "serves"]
+__all__ = ["MANY_LOGITS", "Guide", "cross_entropies", "mean_cross_entropy", "serves"]
 
 #: Logits from which on they are not held all at once: a quarter of a gigabyte of float32, several times in training.
 MANY_LOGITS: Final = 1 << 24
 #: Logits of a block: 32 MiB of float32.
 _BLOCK_LOGITS: Final = 1 << 23
+#: Logits that are judged at a time on a CPU: of each of some copies 1 MiB of float32.
+_STRETCH: Final = 1 << 18
 #: Fewest rows of a block, below which a product would mostly read its weight; with a float weight, write its gradient.
 _FEWEST_ROWS: Final = 128
 _FEWEST_ROWS_FLOAT: Final = 512
+
+
+@frozen(eq=False)
+class Guide:
+    """Predictions of another model, from which the divergence of a head's own is added to its cross entropy.
+
+    It is ``weight * T**2 * KL(guide || head)``, of softmaxes of logits over ``T``; the square keeps the size of the
+    gradient (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015).
+
+    Attributes:
+        logits_of: the other model's logits of some rows, ``[m, V]``, of any float dtype; called once for each row.
+        weight: of the divergence.
+        temperature: ``T``.
+    """
+
+    logits_of: Callable[[slice], Tensor]
+    weight: float
+    temperature: float = 1.0
 
 
 def serves(head: nn.Module) -> bool:
@@ -62,7 +85,9 @@ def serves(head: nn.Module) -> bool:
     return dtype is not torch.float16
 
 
-def mean_cross_entropy(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0) -> Tensor:
+def mean_cross_entropy(
+    head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_scale: float = 1.0, guide: Guide | None = None
+) -> Tensor:
     """Mean of the cross entropies of ``logit_scale * head(x)``, a float32 scalar; backward casts the head's votes.
 
     Args:
@@ -70,6 +95,7 @@ def mean_cross_entropy(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_s
         x_MD: input of the head, at least one row.
         targets_M: ids.
         logit_scale: power of two.
+        guide: adds the mean divergence from its predictions.
 
     Raises:
         IndexError: an id is outside ``0..V-1``.
@@ -79,11 +105,15 @@ def mean_cross_entropy(head: nn.Module, x_MD: Tensor, targets_M: Tensor, logit_s
     loss: Tensor
     if isinstance(weights, Tensor):
         x_MD = rounded_to_int8(x_MD) if activations == "int8" else x_MD
-        loss = _FloatHead.apply(x_MD, weights.to(x_MD.dtype), targets_M, logit_scale)  # type: ignore[no-untyped-call]
+        loss = _FloatHead.apply(  # type: ignore[no-untyped-call]
+            x_MD, weights.to(x_MD.dtype), targets_M, logit_scale, guide
+        )
         return loss
     anchor, bias = weights.vote_anchor(), _bias_of(weights)
     head_state = _TernaryState(weights.vote_state(), activations, weights.gradients)
-    loss = _TernaryHead.apply(x_MD, anchor, bias, targets_M, logit_scale, head_state)  # type: ignore[no-untyped-call]
+    loss = _TernaryHead.apply(  # type: ignore[no-untyped-call]
+        x_MD, anchor, bias, targets_M, logit_scale, head_state, guide
+    )
     if anchor is not None:
         weights.expect_votes(loss)
     return loss
@@ -137,40 +167,89 @@ def _blocks(targets_M: Tensor, ids: int, fewest: int | None = None) -> Iterator[
 
 
 def losses_and_gradients(
-    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float
+    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float, guide: tuple[Guide, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The cross entropies of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``; float32.
+    """The losses of a block, ``[m]``, and ``share`` times the gradients of their sum, ``[m, V]``; float32.
 
-    ``logit_scale``, a power of two, multiplies the logits first.
+    ``logit_scale``, a power of two, multiplies the logits first. ``guide`` comes with its logits of the block.
     """
     scaled_mV = logits_mV if logit_scale == 1.0 else logits_mV * logit_scale
     logs_mV = scaled_mV.log_softmax(dim=-1, dtype=torch.float32)
     place_m1 = targets_m[:, None]
     losses_m = -logs_mV.gather(1, place_m1).squeeze(1)
     step = share * logit_scale
-    gradients_mV = logs_mV.exp_().mul_(step)
+    if guide is None:
+        gradients_mV = logs_mV.exp_().mul_(step)
+    else:
+        aim, theirs_mV = guide
+        apart_m, gradients_mV = _drawn_towards(aim, theirs_mV, scaled_mV, logs_mV)
+        losses_m += apart_m
+        gradients_mV.mul_(step)
     gradients_mV.scatter_add_(1, place_m1, gradients_mV.new_full(place_m1.shape, -step))
     return losses_m, gradients_mV
+
+
+def _drawn_towards(guide: Guide, theirs_mV: Tensor, scaled_mV: Tensor, logs_mV: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted divergences of a block, ``[m]``, and the gradient of their sum plus ``softmax(scaled)``.
+
+    Overwrites ``logs``, which are ``log_softmax(scaled)``.
+    """
+    heat, weight = guide.temperature, guide.weight
+    warm = heat != 1.0
+    logs_theirs_mV = (theirs_mV / heat if warm else theirs_mV).log_softmax(dim=-1, dtype=torch.float32)
+    theirs_mV = logs_theirs_mV.exp()
+    warm_mV = (scaled_mV / heat).log_softmax(dim=-1, dtype=torch.float32) if warm else logs_mV
+    # As products of rows and columns, which need no room for what is summed.
+    apart_m = torch.bmm(theirs_mV.unsqueeze(1), logs_theirs_mV.sub_(warm_mV).unsqueeze(2)).flatten()
+    gradients_mV = logs_mV.exp_()
+    if warm:
+        gradients_mV.add_(warm_mV.exp_(), alpha=weight * heat)
+    else:
+        gradients_mV.mul_(1.0 + weight)
+    return apart_m.mul_(weight * heat**2), gradients_mV.sub_(theirs_mV, alpha=weight * heat)
+
+
+def _judge(
+    logits_mV: Tensor, targets_m: Tensor, logit_scale: float, share: float, guide: tuple[Guide, Tensor] | None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows of a block and their :func:`losses_and_gradients`, as few at a time as stay in a processor's cache."""
+    count, ids = logits_mV.shape
+    step = max(1, _STRETCH // ids) if logits_mV.device.type == "cpu" else count
+    for first in range(0, count, step):
+        rows = slice(first, first + step)
+        aim = None if guide is None else (guide[0], guide[1][rows])
+        yield rows, *losses_and_gradients(logits_mV[rows], targets_m[rows], logit_scale, share, aim)
+
+
+def _of_block(guide: Guide | None, rows: slice) -> tuple[Guide, Tensor] | None:
+    return None if guide is None else (guide, guide.logits_of(rows))
 
 
 class _FloatHead(torch.autograd.Function):
     """Mean cross entropy of ``x @ W.T``; gradients of both are made in forward, where they are needed."""
 
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, logit_scale: float) -> Tensor:
+    def forward(
+        ctx: Any, x_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, logit_scale: float, guide: Guide | None
+    ) -> Tensor:
         count, ids = len(targets_M), weight_VD.size(0)
         of_x, of_weight = ctx.needs_input_grad[:2]
-        at_once = x_MD.dtype is torch.float32
+        at_once = x_MD.dtype is torch.float32 or not of_weight
+        fewest = _FEWEST_ROWS_FLOAT if of_weight else _FEWEST_ROWS
         grad_x_MD = torch.empty_like(x_MD) if of_x else None
         grad_weight_VD = torch.zeros_like(weight_VD) if of_weight else None
         grad_MV = None if at_once else x_MD.new_empty((count, ids))
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
         with torch.autocast(x_MD.device.type, enabled=False):
-            for rows in _blocks(targets_M, ids, _FEWEST_ROWS_FLOAT):
-                logits_mV = F.linear(x_MD[rows], weight_VD)
-                losses_M[rows], block_mV = losses_and_gradients(logits_mV, targets_M[rows], logit_scale, 1.0 / count)
+            for rows in _blocks(targets_M, ids, fewest):
+                # Logits give way to their gradients.
+                block_mV = F.linear(x_MD[rows], weight_VD) if grad_MV is None else grad_MV[rows]
                 if grad_MV is not None:
-                    grad_MV[rows] = block_mV
+                    torch.mm(x_MD[rows], weight_VD.T, out=block_mV)
+                loss_m, aim = losses_M[rows], _of_block(guide, rows)
+                for few, losses, gradients in _judge(block_mV, targets_M[rows], logit_scale, 1.0 / count, aim):
+                    loss_m[few], block_mV[few] = losses, gradients
+                if grad_MV is not None:
                     continue
                 if grad_x_MD is not None:
                     torch.mm(block_mV, weight_VD, out=grad_x_MD[rows])
@@ -187,7 +266,7 @@ class _FloatHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = (None if each is None else _times(each, grad) for each in _taken(ctx))
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight, None, None, None
 
 
 def _taken(ctx: Any) -> tuple[Tensor | None, ...]:
@@ -253,14 +332,17 @@ class _TernaryHead(torch.autograd.Function):
         targets_M: Tensor,
         logit_scale: float,
         head: _TernaryState,
+        guide: Guide | None,
     ) -> Tensor:
         count, ids, state = len(targets_M), head.state.sizes[0], head.state
         product = head.product(x_MD, bias_V)
         grad_MV = x_MD.new_empty((count, ids))
         losses_M = torch.empty(count, dtype=torch.float32, device=x_MD.device)
         for rows in _blocks(targets_M, ids):
-            logits_mV = product.logits(rows)
-            losses_M[rows], grad_MV[rows] = losses_and_gradients(logits_mV, targets_M[rows], logit_scale, 1.0 / count)
+            logits_mV, loss_m, block_mV = product.logits(rows), losses_M[rows], grad_MV[rows]
+            aim = _of_block(guide, rows)
+            for few, losses, gradients in _judge(logits_mV, targets_M[rows], logit_scale, 1.0 / count, aim):
+                loss_m[few], block_mV[few] = losses, gradients
         scale_M = torch.empty(0) if product.scale_M is None else product.scale_M
         ctx.save_for_backward(product.x_MD, scale_M, state.weight, state.exponent)
         ctx.made = (grad_MV,)
@@ -292,4 +374,4 @@ class _TernaryHead(torch.autograd.Function):
                     folded, scale = quantize_gradient(folded, state.control, USE_VOTES, state.backend)
                     del grad_MV
             cast_votes(folded, x_MD, scale, *state)
-        return grad_x, None, grad_bias, None, None, None
+        return grad_x, None, grad_bias, None, None, None, None

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.models.attention import Positions
-from arb_ternary_text.models.blocked_loss import MANY_LOGITS, cross_entropies, mean_cross_entropy, serves
+from arb_ternary_text.models.blocked_loss import MANY_LOGITS, Guide, cross_entropies, mean_cross_entropy, serves
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.fused import is_watched, may_round_otherwise
@@ -106,13 +106,15 @@ class Transformer(nn.Module):
         own = _definer(kind, "forward") is _definer(kind, "hidden") and kind.logits is Transformer.logits
         return own and not is_watched(self) and serves(self.head)
 
-    def mean_cross_entropy(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
+    def mean_cross_entropy(self, x_MD: Tensor, targets_M: Tensor, guide: Guide | None = None) -> Tensor:
         """Mean of the cross entropies of ``logits(x)``, float32, of which few rows are held at a time.
+
+        With a ``guide`` the mean divergence from its predictions is added.
 
         Raises:
             IndexError: a target is no id.
         """
-        return mean_cross_entropy(self.head, self.final_norm(x_MD), targets_M, self._logit_scale)
+        return mean_cross_entropy(self.head, self.final_norm(x_MD), targets_M, self._logit_scale, guide)
 
     def cross_entropies(self, x_MD: Tensor, targets_M: Tensor) -> Tensor:
         """The cross entropy of each row, float32 ``[M]``, without gradients; else as :meth:`mean_cross_entropy`."""

