@@ -24,6 +24,8 @@ uint32_t* words_of(float* x) { return reinterpret_cast<uint32_t*>(x); }
 constexpr int64_t kTile = 32, kTallTile = 64, kTallFrom = 512;
 // Words beyond a row of keys, so that rows below one another fall into different sets of a cache.
 constexpr int64_t kGap = 16;
+// Rows of a head lie as far apart as all heads are wide, where no processor looks ahead by itself.
+constexpr int64_t kRowsAhead = 12;
 
 struct Sizes {
   int64_t terms, length, keys, features, padded, words, tile;
@@ -133,6 +135,14 @@ struct Task {
     return x.turns && angles != nullptr ? angles + position * (n.features / 2) : nullptr;
   }
 
+  // Brings a row that is soon read or written into the cache, if there is one.
+  void look_ahead(const void* x, const Heads& heads, int64_t head, int64_t position) const {
+    if (position + kRowsAhead >= n.length) return;
+    const auto* const row = static_cast<const char*>(at(x, of.dtype, place(heads, head, position + kRowsAhead)));
+    const int64_t bytes = n.features * static_cast<int64_t>(dtype_size(of.dtype));
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  }
+
   // Rows of an operand from elements of a head, normalised and turned; zeros beyond the last position and feature.
   void fill(const void* from, const Heads& x, int64_t head, int64_t first, int64_t rows, Words to, float* factors,
             float* spare) const {
@@ -147,6 +157,7 @@ struct Task {
         std::memset(row, 0, row_bytes);
         continue;
       }
+      look_ahead(from, x, head, position);
       const void* own = at(from, of.dtype, place(x, head, position));
       if (!plain) {
         void* const turned_row = direct ? static_cast<void*>(row) : spare;
@@ -177,6 +188,7 @@ struct Task {
   void give_back(const float* grad, float by, const void* x, const Heads& heads, int64_t head, int64_t position,
                  float factor, Backward& b, void* out) const {
     const int64_t own = place(heads, head, position);
+    look_ahead(out, heads, head, position);
     const bool plain = !heads.turns && heads.eps < 0.0f;
     kernels.finish(grad, n.features, by, of.dtype, plain ? at(out, of.dtype, own) : b.spare);
     if (plain) return;
@@ -208,6 +220,7 @@ void forward_task(const Task& task, int64_t key_head, Forward f, void* out, floa
       k.soften(f.scores, n.row, first, rows, seen, scale, f.p, f.most, f.sums);
       k.multiply(n.tile, n.padded, seen / n.terms, f.p, f.values_along, f.seen, n.padded, false);
       for (int64_t i = 0; i < rows; ++i) {
+        task.look_ahead(out, queries, h, first + i);
         own_logs[first + i] = scale * f.most[i] + std::log(f.sums[i]);
         k.finish(f.seen + i * n.padded, n.features, 1.0f / f.sums[i], of.dtype,
                  at(out, of.dtype, task.place(queries, h, first + i)));
@@ -245,6 +258,7 @@ void backward_task(const Task& task, int64_t key_head, Backward b, const Gradien
       task.fill(to.given, plain, h, first, n.tile, b.given, nullptr, b.spare);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t own = task.place(queries, h, first + i);
+        task.look_ahead(to.seen, queries, h, first + i);
         b.dots[i] = k.dot(at(to.given, of.dtype, own), at(to.seen, of.dtype, own), of.dtype, n.features);
       }
       task.across(b.queries, b.pairs, b.queries_across);

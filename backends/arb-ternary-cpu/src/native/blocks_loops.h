@@ -62,17 +62,8 @@ inline void sweep(int64_t count, Body body) {
   if (k < count) body(Last{k, count - k});
 }
 
-inline float sum_of(F f) {
-  alignas(64) float parts[16];
-  storef(parts, f);
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-  }
-  return parts[0];
-}
-
 inline float reciprocal_norm(F squares, int64_t count, float eps) {
-  return 1.0f / __builtin_sqrtf(sum_of(squares) / static_cast<float>(count) + eps);
+  return 1.0f / __builtin_sqrtf(reduce_sum(squares) / static_cast<float>(count) + eps);
 }
 
 inline F logistic(F x) { return divf(splatf(1.0f), addf(splatf(1.0f), exponential(negative(x)))); }
@@ -108,7 +99,7 @@ void normalise_back(const float* x, float r, int64_t count, float* grad) {
   const F factor = splatf(r);
   F along = splatf(0.0f);
   sweep(count, [&](auto at) { along = fma(mulf(at.load(x), factor), at.load(grad), along); });
-  const F mean = splatf(-sum_of(along) / static_cast<float>(count));
+  const F mean = splatf(-reduce_sum(along) / static_cast<float>(count));
   sweep(count, [&](auto at) {
     const F y = mulf(at.load(x), factor);
     at.store(grad, mulf(fma(y, mean, at.load(grad)), factor));
@@ -220,7 +211,7 @@ void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, c
     const F factor = splatf(r);
     F along = splatf(0.0f);
     sweep(features, [&](auto at) { along = fma(mulf(at.load(of, x), factor), at.load(work), along); });
-    const F mean = splatf(-sum_of(along) / static_cast<float>(features));
+    const F mean = splatf(-reduce_sum(along) / static_cast<float>(features));
     sweep(features, [&](auto at) {
       const F normed_x = mulf(at.load(of, x), factor);
       at.store(of, grad_x, mulf(fma(normed_x, mean, at.load(work)), factor));
