@@ -88,7 +88,7 @@ VALUES: Final[dict[str, list[Any]]] = {
     "threshold": [100.0],
     "target_norm": [0.25],
     "gain": [1.0, 0.5, 1000.0],
-    "accum_threshold": [2, 8],
+    "accum_threshold": [2, 1, 8],
     "confidence": [0.5],
     "error_tolerance": [1e-4, 0.5],
     "noise_multiplier": [1e-3, 50.0],

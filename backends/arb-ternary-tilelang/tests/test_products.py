@@ -12,6 +12,7 @@ from arb_ternary.backends import reference, reference_votes
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import new_state
 from arb_ternary.counters.hashing import uniform
+from arb_ternary_tilelang import levels
 from arb_ternary_tilelang.backend import build
 from arb_ternary_tilelang.levels import levels_of
 from arb_ternary_tilelang.products import FEW_ROWS, GEMV_ROWS
@@ -62,18 +63,32 @@ def test_int8_activations_meet_a_float_gradient(kernels: Mapping[str, Callable[.
     assert torch.equal(kept[0][1], kept[1][1])
 
 
-def test_levels_are_found_out_once_until_the_exponents_change(kernels: Mapping[str, Callable[..., Tensor]]) -> None:
+def test_levels_are_found_out_once_when_the_exponents_change(
+    kernels: Mapping[str, Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, begin = [], levels.Arriving.__init__
+
+    def counted(self: levels.Arriving, number: Tensor) -> None:
+        sent.append(number)
+        begin(self, number)
+
+    monkeypatch.setattr(levels.Arriving, "__init__", counted)
     shape = WeightShape(4, 96, 32)
     exponent, votes = numbers(-6, -1, 4, 3), torch.full((4, 3), 127, dtype=torch.int8)
     first = levels_of(exponent, shape, False)
     assert levels_of(exponent, shape, False) is first
     assert levels_of(exponent, shape, True) is not first
+    assert len(sent) == 2
     packed, none = kernels["pack"](numbers(-1, 1, 4, 96)), torch.zeros(4, 96, dtype=torch.int8)
     state = new_state(shape, packed, exponent, none, "tilelang", exponent_votes=votes)
     kernels["apply_exponent_votes"](state, 1, 3, 0)
+    assert len(sent) == 4  # on their way before a product asks, so that the step's own transfer comes after them
     second = levels_of(exponent, shape, False)
     assert second is not first
     assert torch.equal(second.floor, first.floor + 1)
+    exponent[0, 0] = 9
+    assert int(levels_of(exponent, shape, True).above.amax()) == int(exponent[:, 0].amax() - exponent[:, 0].amin())
+    assert len(sent) == 5
 
 
 def test_exponents_that_spread_too_far_are_refused(kernels: Mapping[str, Callable[..., Tensor]]) -> None:

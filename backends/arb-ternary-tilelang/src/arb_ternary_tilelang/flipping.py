@@ -12,6 +12,7 @@ from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_tilelang.arguments import check_shape, keys, packed_bytes, require, words, writable
 from arb_ternary_tilelang.kernels import flips as programs
 from arb_ternary_tilelang.lanes import lane_of
+from arb_ternary_tilelang.levels import renew_levels
 from arb_ternary_tilelang.storage import held_votes, stored_size, vote_dtype
 
 __all__ = ["kernels"]
@@ -76,4 +77,5 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
     if moved.numel():
         flat = (held.view(-1), votes.view(-1), centre.view(-1), moved)
         lane_of(device).kernel(programs.flip_exponents)(*flat, threshold, min(band, 256), min(leak, 128))
+        renew_levels(exponent)
     return moved.sum(dtype=torch.int64)

@@ -1,24 +1,26 @@
 """What the kernels want to know about a weight's exponents, kept while they are unchanged.
 
-Integer sums are taken over ``T << (E - floor)``. How far the exponents spread decides how many passes that takes, and
-finding it out waits for the device: so it is found out once for each change of the exponents, by their version counter.
+Integer sums are taken over ``T << (E - floor)``. How far the exponents spread decides how many passes that takes, so
+the host has to know it, once for each change of the exponents by their version counter. Where a kernel moves them, it
+sets off that transfer by itself; the optimizer's own transfer at the end of its step comes after it on the stream, so
+that the next product finds the number on the host.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 from weakref import ref
 
 import torch
-from attrs import frozen
+from attrs import define
 from torch import Tensor
 
 from arb_ternary.backends.integer import MAX_SPREAD
 from arb_ternary.backends.protocol import WeightShape
 
-__all__ = ["BAND", "Levels", "levels_of"]
+__all__ = ["BAND", "Arriving", "Levels", "levels_of", "renew_levels"]
 
 #: Shifts that one int8 product serves: 1 << 6 = 64 fits in int8, a shift more does not.
 BAND: Final = 7
@@ -26,17 +28,52 @@ BAND: Final = 7
 _KEPT: Final = 4096
 
 
-@frozen(eq=False)
+class Arriving:
+    """An integer of a device on its way to the host, which waits only if it asks before it is there."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._number = number.to("cpu", non_blocking=True)  # pinned, where the transfer need not be waited for
+        self._sent: Any = torch.cuda.current_stream(number.device).record_event() if number.is_cuda else None
+
+    def read(self) -> int:
+        """The number."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        (found,) = self._number.reshape(1).tolist()
+        return int(found)
+
+
+@define(eq=False)
 class Levels:
     """Exponents relative to a floor.
 
     Attributes:
-        bands: levels int8 ``[N, J]`` of each pass, ``E - floor - 7 * pass``; -1 where another pass has the group.
         floor: int32, a number a row of the weight, or where sums run over rows a number a column.
+        above: uint8 ``[N, J]``, ``E - floor``.
+        largest: of those.
     """
 
-    bands: tuple[Tensor, ...]
     floor: Tensor
+    above: Tensor
+    largest: Arriving
+    _bands: tuple[Tensor, ...] | None = None
+
+    @property
+    def bands(self) -> tuple[Tensor, ...]:
+        """Levels int8 ``[N, J]`` of each pass, ``E - floor - 7 * pass``; -1 where another pass has the group.
+
+        Raises:
+            ValueError: exponents spread over more than 40, beyond which 64 bits do not hold the sums.
+        """
+        if self._bands is None:
+            most, above = self.largest.read(), self.above.to(torch.int16)
+            if most > MAX_SPREAD:
+                raise ValueError(f"exponents spread over {most}; the exact integer product takes at most {MAX_SPREAD}")
+            self._bands = tuple(
+                torch.where((above >= low) & (above < low + BAND), above - low, -1).to(torch.int8)
+                for low in range(0, most + 1, BAND)
+            )
+        return self._bands
 
 
 _lock = Lock()
@@ -44,23 +81,33 @@ _found: OrderedDict[tuple[int, bool], tuple[ref[Tensor], int, WeightShape, Level
 
 
 def levels_of(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
-    """Levels above the smallest exponent of each row, or of each column of groups where ``turned``.
-
-    Raises:
-        ValueError: they spread over more than 40, beyond which 64 bits do not hold the sums.
-    """
+    """Levels above the smallest exponent of each row, or of each column of groups where ``turned``."""
     if exponent.is_inference():
         return _levels(exponent, shape, turned)
-    key = (id(exponent), turned)
+    key, version = (id(exponent), turned), exponent._version
     with _lock:
         entry = _found.get(key)
-        if entry is not None and entry[0]() is exponent and entry[1:3] == (exponent._version, shape):
+        if entry is not None and entry[0]() is exponent and entry[1:3] == (version, shape):
             _found.move_to_end(key)
             return entry[3]
-    version = exponent._version
+    return _keep(exponent, version, shape, turned)
+
+
+def renew_levels(exponent: Tensor) -> None:
+    """Find the levels of exponents that a kernel has just moved, those that a product has asked for before."""
+    if exponent.is_inference():
+        return
+    for turned in (False, True):
+        with _lock:
+            entry = _found.get((id(exponent), turned))
+        if entry is not None and entry[0]() is exponent:
+            _keep(exponent, exponent._version, entry[2], turned)
+
+
+def _keep(exponent: Tensor, version: int, shape: WeightShape, turned: bool) -> Levels:
     made = _levels(exponent, shape, turned)
     with _lock:
-        _found[key] = (ref(exponent), version, shape, made)
+        _found[id(exponent), turned] = (ref(exponent), version, shape, made)
         while len(_found) > _KEPT:
             _found.popitem(last=False)
     return made
@@ -70,13 +117,6 @@ def _levels(exponent: Tensor, shape: WeightShape, turned: bool) -> Levels:
     wide = exponent.to(torch.int32)
     floor = wide.amin(dim=0 if turned else 1, keepdim=True)
     above = wide - floor
-    spread = int(above.amax())
-    if spread > MAX_SPREAD:
-        raise ValueError(f"exponents spread over {spread}; the exact integer product takes at most {MAX_SPREAD}")
     if turned:
         floor = floor.repeat_interleave(shape.group_size, dim=1)[:, : shape.in_features]
-    bands = tuple(
-        torch.where((above >= low) & (above < low + BAND), above - low, -1).to(torch.int8)
-        for low in range(0, spread + 1, BAND)
-    )
-    return Levels(bands, floor.flatten().contiguous())
+    return Levels(floor.flatten().contiguous(), above.to(torch.uint8), Arriving(above.amax()))

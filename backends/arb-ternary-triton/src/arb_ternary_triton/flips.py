@@ -8,6 +8,7 @@ from torch import Tensor
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.counters.hashing import USE_DECAY
 from arb_ternary_triton.arguments import check_mutable, check_readable, check_shape, packed_columns
+from arb_ternary_triton.floors import renew_floors
 from arb_ternary_triton.kernels.flips import flip_exponents_kernel, flip_kernel
 from arb_ternary_triton.launch import INTERPRETED, cdiv, launch, power_of_two_up
 from arb_ternary_triton.layout import vote_size
@@ -99,4 +100,5 @@ def apply_exponent_votes(state: VoteState, threshold: int, band: int, leak: int)
         leak,
         CHUNK=chunk,
     )
+    renew_floors(exponent)
     return moves

@@ -328,8 +328,9 @@ class TernaryModule(VoteMemory):
         """
         if self.voting_exponents() is None:
             return torch.zeros((), dtype=torch.int64, device=self.weight.device)
-        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(self.vote_state(), threshold, band, leak)
+        # First, so that a backend may note what it finds out about the new exponents by their version.
         torch.autograd.graph.increment_version((self.exponent, self.exponent_votes))
+        moved: Tensor = kernel(self.backend, "apply_exponent_votes")(self.vote_state(), threshold, band, leak)
         return moved
 
     def vote_anchor(self) -> Tensor | None:

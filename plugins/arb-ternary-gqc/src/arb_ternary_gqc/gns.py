@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_gqc.errors import WrapperOptionError
+from arb_ternary_gqc.gradients import as_number, on_host
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
@@ -89,17 +90,18 @@ class GradientNoiseScale(OptimizerWrapper):
             )
 
     def _wants_step(self, draw: Draw) -> bool:
-        norm = self._measure(self._sum_norm(draw))
+        of_floats = []
+        if self.estimator == "mccandlish" and self._modules:
+            of_floats = [each.norm(self._parameters, ()) for each in (self._sum, draw.gradients)]
+        whole, *floats = on_host([self._sum_norm(draw), *of_floats])
+        norm, of_draw = self._measure(whole), draw.norm
+        if floats:
+            norm, of_draw = floats[0] / self.num_draws, floats[1]
+        self.grad_norms.append(as_number(of_draw))
         if self.estimator == "norm_variance":
-            self.grad_norms.append(float(draw.norm))
             self.estimated_gns = norm_variance(self.grad_norms)
         else:
-            of_draw = draw.norm
-            if self._modules:
-                norm = self._sum.norm(self._parameters, ()) / self.num_draws
-                of_draw = draw.gradients.norm(self._parameters, ())
-            self.grad_norms.append(float(of_draw))
-            self.estimated_gns = mccandlish(self.grad_norms, float(norm))
+            self.estimated_gns = mccandlish(self.grad_norms, as_number(norm))
         return self.estimated_gns is not None and self.estimated_gns <= self.num_draws * self.noise_multiplier
 
     def _most_draws(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from torch.optim import Optimizer
 
+from arb_ternary_gqc.gradients import as_number, on_host
 from arb_ternary_gqc.parts import CommonOptions, Draw
 from arb_ternary_gqc.wrapper import OptimizerWrapper
 
@@ -43,13 +44,17 @@ class GradientNormThreshold(OptimizerWrapper):
         return float(self.param_groups[0]["lr"])
 
     def _wants_step(self, draw: Draw) -> bool:
-        norm = self._measure(self._sum_norm(draw))
+        portions = self._portions() if self.per_group else []
+        whole, *parts = on_host(
+            [self._sum_norm(draw), *(self._sum.norm(each.parameters, each.modules) for each in portions)]
+        )
+        norm = self._measure(whole)
         if not self.per_group:
             # Compared as tensors: in the gradients' own precision.
-            return bool(norm < self.norm_threshold)
+            return bool(as_number(norm < self.norm_threshold))
         return all(
-            bool(self._sum.norm(portion.parameters, portion.modules) / self.num_draws < portion.group["lr"])
-            for portion in self._portions()
+            as_number(part / self.num_draws < portion.group["lr"])
+            for part, portion in zip(parts, portions, strict=True)
         )
 
     def _own_statistics(self) -> dict[str, Any]:

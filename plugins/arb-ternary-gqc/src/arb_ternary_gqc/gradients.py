@@ -23,7 +23,7 @@ from arb_ternary.optim.protocol import inner_optimizers
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 
-__all__ = ["Gradients", "float_parameters", "ternary_modules_of"]
+__all__ = ["Gradients", "as_number", "float_parameters", "on_host", "ternary_modules_of"]
 
 
 def float_parameters(group: Mapping[str, Any]) -> list[Tensor]:
@@ -39,6 +39,30 @@ def ternary_modules_of(optimizer: Optimizer, group: Mapping[str, Any]) -> list[T
                 if own is group:
                     return part.modules_of(index)
     return []
+
+
+def on_host(scalars: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers in tensors of the host, each of its own dtype, in one transfer a device.
+
+    What decides on them may then read them as often as it likes, and computes with them in the gradients' precision.
+    """
+    found = list(scalars)
+    by_device: dict[torch.device, list[int]] = {}
+    for index, scalar in enumerate(found):
+        if scalar.device.type != "cpu":
+            by_device.setdefault(scalar.device, []).append(index)
+    for places in by_device.values():
+        # Doubles hold the numbers of every narrower dtype exactly.
+        brought = torch.stack([found[index].detach().double().reshape(()) for index in places]).cpu()
+        for index, number in zip(places, brought, strict=True):
+            found[index] = number.to(found[index].dtype)
+    return found
+
+
+def as_number(scalar: Tensor) -> float:
+    """The number in a scalar tensor of the host."""
+    (found,) = scalar.reshape(1).tolist()
+    return float(found)
 
 
 @define(eq=False)
@@ -129,10 +153,10 @@ class Gradients:
                 )
         return None
 
-    def counted_nan(self) -> bool:
-        """Whether a ternary module saw NaN, which its norm does not show."""
+    def counted_nan(self) -> Tensor:
+        """Whether a ternary module saw NaN, which its norm does not show; a scalar tensor, not zero where one did."""
         seen = [own.stats[0] for own in self.statistics.values()]
-        return bool(seen) and bool(torch.stack(seen).any())
+        return torch.stack(seen).amax() if seen else torch.zeros(())
 
     def multiply(self, factor: Tensor) -> None:
         """Multiply the gradients of float parameters by a scalar, float32, on any device."""

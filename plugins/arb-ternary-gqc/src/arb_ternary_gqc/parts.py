@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+import torch
 from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
@@ -35,7 +36,7 @@ class Draw:
 
     Attributes:
         gradients: its gradient.
-        norm: the norm of that, a scalar tensor.
+        norm: the norm of that, a scalar tensor of the host.
         metric: what ``step`` was given as the metric; None without one.
     """
 
@@ -70,12 +71,13 @@ def check_arguments(optimizer: Any, max_batch_draws: int, non_finite: str) -> No
         raise WrapperOptionError(f"gqc: non_finite must be 'skip' or 'raise', not {non_finite!r}")
 
 
-def numbers_given(loss: Any, signal: Any, metric: Any) -> tuple[list[str], list[float]]:
-    """The numbers that came with a micro-batch; the loss of a closure stands in for those not given."""
+def numbers_given(loss: Any, signal: Any, metric: Any) -> dict[str, Tensor]:
+    """Scalars that came with a micro-batch, by name; the loss of a closure stands in for those not given."""
     found = {"signal": loss if signal is None else signal, "metric": loss if metric is None else metric}
-    given = {
-        name: float(value.detach() if isinstance(value, Tensor) else value)
+    return {
+        name: value.detach().reshape(())
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value), dtype=torch.float64)
         for name, value in found.items()
         if value is not None
     }
-    return list(given), list(given.values())

@@ -22,7 +22,7 @@ from arb_ternary.optim.protocol import (
 from arb_ternary.optim.ternary import TernaryOptimizer
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_gqc.errors import NonFiniteGradientError, PendingGradientError
-from arb_ternary_gqc.gradients import Gradients, float_parameters, ternary_modules_of
+from arb_ternary_gqc.gradients import Gradients, as_number, float_parameters, on_host, ternary_modules_of
 from arb_ternary_gqc.parts import Draw, Portion, check_arguments, numbers_given
 from arb_ternary_gqc.ranks import Ranks
 from arb_ternary_gqc.schedule import QuantitySchedule
@@ -230,7 +230,7 @@ class OptimizerWrapper(Optimizer):
     def _advance(
         self, closure: Callable[[], Any] | None, loss_signal: Tensor | float | None, metric: Tensor | float | None
     ) -> bool:
-        given, numbers = numbers_given(self._run(closure), loss_signal, metric)
+        given = numbers_given(self._run(closure), loss_signal, metric)
         for part in inner_optimizers(self.inner):
             # A scheduler on the inner optimizer warns if it is called first; putting a step off is an answer too.
             part._opt_called = True  # type: ignore[attr-defined]
@@ -241,23 +241,27 @@ class OptimizerWrapper(Optimizer):
         self.num_batches += 1
         parameters, modules = self._parameters, self._modules
         gradients = Gradients.take(parameters, modules)
-        overflow = self._unscale(gradients)
+        found = self._unscale(gradients)
         if self._ranks.local_gradients and self.decides_on_gradients:
             self._ranks.average(gradients, parameters)
-        norm = gradients.norm(parameters, modules)
-        fault = "the scaled loss" if overflow else self._fault(gradients, norm, numbers)
+        # All that a decision about the micro-batch needs: the host waits for the device this once.
+        norm, nan, found, *values = on_host(
+            [gradients.norm(parameters, modules), gradients.counted_nan(), found, *given.values()]
+        )
+        overflow, numbers = as_number(found) != 0, [as_number(value) for value in values]
+        fault = "the scaled loss" if overflow else self._fault(gradients, norm, nan, numbers)
         if self._ranks.any(fault is not None):
             for voter in self._voters:
                 for module in voter.modules:
                     module.undo_votes()
-            return self._drop(fault or "a gradient of another rank", float(norm), overflow)
-        values = dict(zip(given, self._ranks.mean(numbers), strict=True))
-        if "signal" in values:
-            self._signals.append(values["signal"])
+            return self._drop(fault or "a gradient of another rank", as_number(norm), overflow)
+        means = dict(zip(given, self._ranks.mean(numbers), strict=True))
+        if "signal" in means:
+            self._signals.append(means["signal"])
         self._sum.add(gradients)
         self.num_draws += 1
         self._nothing_pending = False
-        wants = self._wants_step(Draw(gradients, norm, values.get("metric")))
+        wants = self._wants_step(Draw(gradients, norm, means.get("metric")))
         if self._ranks.all(wants or self.num_draws >= self._most_draws()):
             return self._take_step()
         for voter in self._voters:
@@ -277,11 +281,11 @@ class OptimizerWrapper(Optimizer):
         finally:
             self._in_closure = False
 
-    def _unscale(self, gradients: Gradients) -> bool:
-        """Divide by the loss scale if a GradScaler calls; whether it found the gradient to have overflowed."""
+    def _unscale(self, gradients: Gradients) -> Tensor:
+        """Divide by the loss scale if a GradScaler calls; not zero where it found the gradient to have overflowed."""
         found = getattr(self, "found_inf", None)
         if found is None:
-            return False
+            return torch.zeros(())
         if self._ranks.local_gradients:
             raise ConfigError(
                 "gqc: local_gradients: each rank's GradScaler would go its own way",
@@ -290,13 +294,13 @@ class OptimizerWrapper(Optimizer):
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
             gradients.multiply(scale.double().reciprocal().float())
-        return bool(found)
+        return torch.as_tensor(found).reshape(())
 
-    def _fault(self, gradients: Gradients, norm: Tensor, numbers: list[float]) -> str | None:
+    def _fault(self, gradients: Gradients, norm: Tensor, nan: Tensor, numbers: list[float]) -> str | None:
         if not all(map(math.isfinite, numbers)):
             return "the loss or metric"
         # Squares may overflow where no gradient does, so that the norm alone proves nothing.
-        if bool(norm.isfinite()) and not gradients.counted_nan():
+        if math.isfinite(as_number(norm)) and as_number(nan) == 0:
             return None
         return gradients.first_fault(self._parameters, self._modules)
 
@@ -317,7 +321,7 @@ class OptimizerWrapper(Optimizer):
         if self._ranks.local_gradients and not self.decides_on_gradients:
             self._ranks.average(self._sum, self._parameters)
         if not self.decides_on_gradients:
-            self._measure(self._sum.norm(self._parameters, self._modules))
+            self._measure(*on_host([self._sum.norm(self._parameters, self._modules)]))
         self._before_step()
         self._sum.divide(draws)
         self._sum.put_back()
@@ -341,9 +345,9 @@ class OptimizerWrapper(Optimizer):
         return draw.norm if self.num_draws == 1 else self._sum.norm(self._parameters, self._modules)
 
     def _measure(self, norm_of_sum: Tensor) -> Tensor:
-        """Norm of the mean gradient, remembered for the statistics."""
+        """Norm of the mean gradient from that of the sum, both on the host; remembered for the statistics."""
         norm = norm_of_sum / self.num_draws
-        self.last_grad_norm = float(norm)
+        self.last_grad_norm = as_number(norm)
         return norm
 
     def _outcome(self, result: StepOutcome, *, draws: int | None = None, norm: float | None = None) -> StepOutcome:

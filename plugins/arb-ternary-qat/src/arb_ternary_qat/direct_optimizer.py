@@ -46,7 +46,7 @@ class DirectOptimizer(Optimizer):
 
     def _gradient_norm(self) -> float:
         norms = [m.gradient.norm() for m in self._modules.values() if m.gradient is not None]
-        return float(torch.stack(norms).norm()) if norms else 0.0
+        return float(sum(to_host([torch.stack(norms).norm()]))) if norms else 0.0
 
     def may_step(self) -> bool:
         """Whether the gradients are finite."""
