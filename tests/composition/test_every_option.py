@@ -16,6 +16,7 @@ from zlib import crc32
 
 import attrs
 import pytest
+import torch
 
 from arb_ternary.backends.select import reset_backends
 from arb_ternary.config.fields import config_fields, default_of, shape_of
@@ -24,9 +25,12 @@ from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary.errors import ConfigError
 from arb_ternary.plugins.manager import manager
 from arb_ternary_testing.kinds_of_data import TEXT, KindOfData, kind_of_masking, kind_of_model
+from arb_ternary_text.models.config import DecoderConfig
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_upcycle.stages import FloatModelWriter, float_config
 
 FLOATS: Final = ["embedding", "head", "norms", "linears"]
 MIXED: Final = ["norms", "head"]
@@ -44,9 +48,12 @@ BY_NATURE: Final[dict[str, str]] = {
     **dict.fromkeys(("num_workers", "compile_model", "foreach"), "how fast it is computed, not what"),
     **dict.fromkeys(("activation_checkpointing", "activation_checkpoint_threshold"), "memory for time"),
     **dict.fromkeys(("cache_activations", "cache_bytes", "cache_folder"), "memory or disk for time"),
+    **dict.fromkeys(("teacher_memory", "cache_teacher_outputs", "cache_memory"), "memory or disk for time"),
     **dict.fromkeys(("max_skipped", "max_stacks", "max_length"), "a limit that these runs do not reach"),
     **dict.fromkeys(("nan_policy", "non_finite"), "of gradients that are not finite, of which there are none here"),
     **dict.fromkeys(("init_from", "path", "train", "validation", "tokenizer"), "a path, or the name of a file"),
+    "teacher": "a folder",
+    "blockwise_autotune_log_every": "what is shown",
     "custom_time_mapping": "the name of a function",
     **dict.fromkeys(("dtype", "vocabulary_size"), "what a token file holds: another value is another file"),
     **dict.fromkeys(("band", "votes.band"), "how far exponents may move: in a few steps none comes so far"),
@@ -59,6 +66,7 @@ BY_NATURE: Final[dict[str, str]] = {
 }  # fmt: skip
 #: The same of one component's option.
 BY_NATURE_OF: Final = {
+    "blockwise.blockwise_autotune_enabled": "by itself it only says what it sees; what it does is tried with its mode",
     "gqc.gnts.per_group": "each group meets or misses the threshold as all of them do",
     **dict.fromkeys(
         ("labels.augment.name", "labels.augment.amount", "labels.augment.chance"),
@@ -94,12 +102,17 @@ VALUES: Final[dict[str, list[Any]]] = {
     "noise_multiplier": [1e-3, 50.0],
     "max_batch_draws": [1],
     "decay_steps": [1],
-    "freeze": [["head"]],
-    "rate_factors": [{"head": 0.1}],
+    "freeze": [["head"], ["blocks.0.attention"]],
+    "rate_factors": [{"head": 0.1}, {"blocks.0.attention": 0.1}],
     "init_skip": [["head"]],
     "tau": [1e-3],
     "switch_threshold": [1e-12],
     "window": [3],
+    "convergence_target": [1e9],
+    "convergence_patience": [1],
+    "convergence_max_steps": [1],
+    "blockwise_autotune_plateau_patience": [1],
+    "blockwise_autotune_min_lr": [1.0],
 }
 #: Options of a component that others wait for.
 COMPANIONS: Final[dict[str, dict[str, Any]]] = {
@@ -115,15 +128,34 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
     "optimizer.nowcasting": {"every": 3, "window": 2, "spacing": 1},
     "optimizer.swats": {"min_steps_before_switch": 1, "switch_threshold": 1.0},
     "optimizer.momentum_votes": {"flip_rate": 0.5, "quanta": 20.0},
+    "phase.blockwise": {"teacher": "teacher"},
+    "phase.global": {"teacher": "teacher"},
 }
+_ACTIVE: Final = {"blockwise_autotune_enabled": True, "blockwise_autotune_mode": "active"}
+#: Options that one option waits for, and the others of its component would make idle.
+COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
+    "global.kd_temperature": {"kd_weight": 1.0},
+    "blockwise.convergence_patience": {"convergence_target": 1e-9, "convergence_max_steps": 6},
+    "blockwise.convergence_max_steps": {"convergence_target": 1e-9, "convergence_max_steps": 6},
+    "blockwise.blockwise_autotune_mode": {
+        "blockwise_autotune_enabled": True,
+        "blockwise_autotune_plateau_patience": 1,
+    },
+    "blockwise.blockwise_autotune_plateau_patience": _ACTIVE,
+    "blockwise.blockwise_autotune_lr_decay": {**_ACTIVE, "blockwise_autotune_plateau_patience": 1},
+    "blockwise.blockwise_autotune_min_lr": {**_ACTIVE, "blockwise_autotune_plateau_patience": 1},
+}
+#: Phases that learn from a teacher, and its sizes, which are the student's.
+TAUGHT: Final = {"blockwise", "global"}
+TEACHER: Final = {key: value for key, value in MODEL.items() if key not in ("name", "group_size")}
 #: Phases that take no step of their own, because they read, convert, judge, measure or write, or that need what such a
 #: phase has made: their own tests try what each option does.
 IN_A_PIPELINE: Final = {
     *("load_teacher", "fold_rotate", "surgery", "projection"),
-    *("blockwise", "global", "verify", "benchmark", "export"),
+    *("verify", "benchmark", "export"),
 }
 #: Steps of runs in which three show nothing of a component.
-STEPS: Final = {"optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
+STEPS: Final = {"phase.blockwise": 6, "optimizer.momentum_votes": 10, "optimizer.sign_votes": 5, "optimizer.signgsd": 5}
 
 
 def registered(kind: str) -> list[Any]:
@@ -211,7 +243,10 @@ def context(kind: str, found: Any) -> tuple[dict[str, Any], tuple[str | int, ...
     if kind == "phase":
         where = ("phases", 0)
         config["phases"] = [section]
-        config["masking"] = {"name": "time_step"}
+        if name in TAUGHT:
+            config["model"] |= {"architecture": "llama", "float_parts": ["norms"]}
+        else:
+            config["masking"] = {"name": "time_step"}
     else:
         config[kind] = section
     if kind == "masking":
@@ -280,24 +315,42 @@ class Runs:
 
     def bytes_of(self, config: Mapping[str, Any]) -> tuple[bytes, ...]:
         """What the run leaves behind; ConfigError where its config is refused."""
-        text = dump_yaml(dict(config))
-        if text not in self.made:
+        name = text = dump_yaml(dict(config))
+        if name not in self.made:
             directory = self.folder / f"run-{len(self.made)}"
             path = directory.with_suffix(".yaml")
-            path.write_text(text.replace("text.txt", str(self.folder / "text.txt")))
+            for key in ("path: text.txt", "teacher: teacher"):
+                text = text.replace(key, key.replace(": ", f": {self.folder}/"))
+            path.write_text(text)
             loaded = load_config(path).config
             train(loaded, RunRequest(directory=directory, backend="torch", reporter=Silent))
             last = sorted((directory / "checkpoints").glob("step-*"))[-1]
             files = (last / "model.safetensors", last / "state.safetensors", directory / "metrics.jsonl")
-            self.made[text] = tuple(file.read_bytes() for file in files)
-        return self.made[text]
+            self.made[name] = tuple(file.read_bytes() for file in files)
+        return self.made[name]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("every_option")
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 30)
+    write_teacher(folder / "teacher")
     return Runs(folder)
+
+
+def write_teacher(folder: Path) -> None:
+    """A float decoder as drawn, as a stage for the phases that learn from one."""
+    torch.manual_seed(1)
+    model = Decoder(float_config(DecoderConfig(architecture="llama", **TEACHER)), 256)
+    writer = FloatModelWriter(folder, model.config, model.vocabulary_size, {"kind": "bytes"})
+
+    def neutral(part: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {key.removesuffix(".weight"): value for key, value in part.state_dict().items()}
+
+    for number, block in enumerate(model.blocks):
+        writer.write_block(number, neutral(block))
+    writer.write_ends({key: value for key, value in neutral(model).items() if not key.startswith("blocks.")})
+    writer.finish()
 
 
 @pytest.fixture(autouse=True)
@@ -319,6 +372,8 @@ def test_an_option_changes_the_run_or_is_refused(
     config, where = context(kind, found)
     tried = candidates(path, field)
     assert tried, f"no value is known for {path}: add one to VALUES, or the reason why it changes nothing to BY_NATURE"
+    for key, given in COMPANIONS_OF.get(f"{found.spec.name}.{path[-1]}", {}).items():
+        config = placed(config, where, (key,), given)
     if path[0] == "schedule" and len(path) > 1:
         config = placed(config, where, ("schedule", "batches"), 3)
     same, before = [], runs.bytes_of(config)
