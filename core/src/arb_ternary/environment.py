@@ -56,9 +56,7 @@ class Variable:
 
 
 PLUGINS: Final = Variable(
-    "ARB_PLUGINS",
-    "*",
-    "plugins to load, by name, separated by commas; `*` loads every installed one, an empty value none",
+    "ARB_PLUGINS", "*", "plugins to load, by name, with commas between; `*`: every installed one; an empty value: none"
 )
 PLUGINS_DISABLED: Final = Variable("ARB_PLUGINS_DISABLED", "", "plugins not to load, by name, separated by commas")
 PLUGINS_STRICT: Final = Variable(
@@ -68,9 +66,7 @@ TRACE_PLUGINS: Final = Variable(
     "ARB_TRACE_PLUGINS", "0", "1 prints what the plugin loader does, with times, on standard error"
 )
 BACKEND: Final = Variable(
-    "ARB_TERNARY_BACKEND",
-    "",
-    "kernel backend: `auto`, a name, or names with commas in order of preference; empty leaves it to the config",
+    "ARB_TERNARY_BACKEND", "", "kernel backend: `auto`, or names with commas, the preferred first; empty: the config's"
 )
 STRICT: Final = Variable(
     "ARB_TERNARY_STRICT", "0", "1 makes an optional op that the backend lacks an error instead of a fallback"

@@ -204,13 +204,4 @@ class DocumentSpec(Spec):
 
 
 #: The kinds of the core.
-KINDS: Final = (
-    BackendSpec,
-    OptimizerSpec,
-    MaskingSpec,
-    PhaseSpec,
-    ModelSpec,
-    DataSpec,
-    CommandSpec,
-    DocumentSpec,
-)
+KINDS: Final = (BackendSpec, OptimizerSpec, MaskingSpec, PhaseSpec, ModelSpec, DataSpec, CommandSpec, DocumentSpec)

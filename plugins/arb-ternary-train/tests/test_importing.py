@@ -169,7 +169,7 @@ def test_training_goes_on_from_an_import_with_its_votes_and_exponents(
     assert main(command) == 0
     assert "weights from back/checkpoints/step-00000000" in capsys.readouterr().err
 
-    source, target = load_run(Path("back")).model, load_run(Path("tuned")).model
+    source, target = (load_run(Path(name), accumulators=True).model for name in ("back", "tuned"))
     load_weights(target, Path("back"), seed=9)
     for (_, before), (_, after) in zip(ternary_modules(source), ternary_modules(target), strict=True):
         assert torch.equal(before.logical_votes(), after.logical_votes())
@@ -249,7 +249,7 @@ def test_a_foreign_model_becomes_a_run_that_trains_evaluates_and_resumes(capsys:
     assert "note: scales: round" in shown.err
     assert "arb train bird/config.yaml --init-from bird" in shown.err
     assert json.loads(Path("bird/run.json").read_text())["imported"]["notes"] == ["scales: round"]
-    trained = load_run(Path("bird"))
+    trained = load_run(Path("bird"), accumulators=True)
     for _, module in ternary_modules(trained.model):
         assert bool((module.trits() == 1).all())
         assert bool((module.logical_votes() == 5).all())

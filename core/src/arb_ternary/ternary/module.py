@@ -136,8 +136,8 @@ class TernaryModule(VoteMemory):
         self.register_buffer("weight", kernel(self.backend, "pack")(trits))
         self.register_buffer("exponent", torch.full((rows, groups), exponent, dtype=torch.int8))
         self.register_buffer("exponent_origin", torch.full((1, 1), exponent, dtype=torch.int8))
-        no_votes = torch.zeros(rows, columns, dtype=torch.int8)
-        self.register_buffer("votes", pack_votes(self.backend, no_votes, vote_bits))
+        no_votes = torch.zeros(rows if self.accumulates else 0, columns, dtype=torch.int8)
+        self.register_buffer("votes", pack_votes(self.backend, no_votes, vote_bits), persistent=self.accumulates)
         self.register_buffer("exponent_votes", torch.zeros(rows, groups, dtype=torch.int8))
         self.register_buffer("control", new_control())
 
@@ -234,10 +234,10 @@ class TernaryModule(VoteMemory):
         if name == self.backend:
             return
         self.take_votes()
-        trits, votes = self.trits(), self.logical_votes()
+        trits, votes = self.trits(), self.held_votes()
         self.backend = name
         self.weight = kernel(name, "pack")(trits)
-        self.votes = self.packed_votes(votes)
+        self.votes = pack_votes(name, votes, self.shape.vote_bits)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Kernels of one device cannot read the layout on another: on the way, weight and votes are in torch's.
@@ -357,8 +357,9 @@ class TernaryModule(VoteMemory):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = encode_at_rest(self.trits())
-        votes = self.logical_votes()
-        destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
+        if self.accumulates:
+            votes = self.logical_votes()
+            destination[prefix + "votes"] = encode_at_rest(votes) if self.shape.vote_bits == 2 else votes
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
         self.take_votes()
@@ -368,10 +369,10 @@ class TernaryModule(VoteMemory):
             trits = decode_at_rest(converted[weight], self.shape.in_features, weight)
             if trits.shape[0] == self.shape.out_features:
                 converted[weight] = kernel(self.backend, "pack")(trits.to(self.weight.device))
-        if votes in converted:
-            logical = self._votes_from_rest(converted[votes], votes)
-            if tuple(logical.shape) == (self.shape.out_features, self.shape.in_features):
-                converted[votes] = self.packed_votes(logical)
+        if (saved := converted.pop(votes, None)) is not None and self.accumulates:
+            logical = self._votes_from_rest(saved, votes)
+            fits = tuple(logical.shape) == (self.shape.out_features, self.shape.in_features)
+            converted[votes] = self.packed_votes(logical) if fits else saved
         origin = converted.get(prefix + "exponent_origin")
         if origin is not None and origin.shape in ((1, 1), self.exponent.shape):
             self.exponent_origin = self.exponent_origin.new_empty(origin.shape)

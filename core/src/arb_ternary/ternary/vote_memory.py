@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, Protocol
+from contextvars import ContextVar
+from typing import Any, Final, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,16 @@ from torch import Tensor, nn
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary.backends.vote_state import VoteLimits
 from arb_ternary.counters.hashing import CASTS, MICRO
+from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.step_sums import StepSums
 
 ScaleRule = Literal["residual", "frozen", "correlation"]
 #: What casting votes changes of a module: the accumulators, unless votes are summed, and what lies beside them.
 _ACCUMULATORS: Final = ("votes", "exponent_votes", "bias_votes")
 _BESIDE: Final = ("correlation", "steps", "control", "stats", "magnitudes")
+
+#: Whether modules get accumulators: four fifths of their bytes. Without them they compute, and refuse to learn.
+ACCUMULATES: Final = ContextVar("ACCUMULATES", default=True)
 
 
 class RowOwner(Protocol):
@@ -33,11 +38,27 @@ class RowOwner(Protocol):
         """As ``TernaryModule.apply_votes``, for the rows of this rank."""
 
 
+class NoAccumulators:
+    """The owner of a module that was made to compute and not to learn: nobody has its accumulators."""
+
+    rows = slice(0, 0)
+
+    def gathered(self, *_: object) -> NoReturn:
+        """UsageProblem, as in backward."""
+        raise UsageProblem(
+            "the model was loaded without its accumulators (votes), to compute with: it cannot learn",
+            "To train on: arb train CONFIG --init-from RUN. In Python: load_run(path, accumulators=True).",
+        )
+
+    apply_votes = gathered
+
+
 class VoteMemory(nn.Module):
     """Working memory, not state: it is in no state dict, and an optimizer can write all of it anew before a step.
 
-    ``stats``, ``magnitudes`` (both since the last ``zero_grad``), ``vote_scale`` (which an optimizer writes in place)
-    and ``vote_limits`` are the fields of :class:`~arb_ternary.backends.vote_state.VoteState`.
+    ``accumulates`` says whether votes can be cast. ``stats``, ``magnitudes`` (both since the last ``zero_grad``),
+    ``vote_scale`` (which an optimizer writes in place) and ``vote_limits`` are the fields of
+    :class:`~arb_ternary.backends.vote_state.VoteState`.
     """
 
     shape: WeightShape
@@ -66,6 +87,8 @@ class VoteMemory(nn.Module):
     def allocate(self, shape: WeightShape) -> None:
         """Make the working memory of sign votes for a weight of this shape, on the CPU."""
         self.shape = shape
+        self.accumulates = ACCUMULATES.get()
+        self.owner = None if self.accumulates else NoAccumulators()
         self.stats = torch.zeros(1 + shape.out_features + shape.in_features)
         self.magnitudes = None
         self.vote_scale = None
@@ -176,7 +199,7 @@ class VoteMemory(nn.Module):
 
     def expect_votes(self, y: Tensor) -> None:
         """Prepare for the votes that backward from ``y``, an output of this module, will cast."""
-        if self.undoable:
+        if self.undoable or not self.accumulates:
             self.keep_before_votes(y)
         if self.on_backward is not None and self.sums is not None:
             self.sums.awaited += 1
@@ -191,6 +214,8 @@ class VoteMemory(nn.Module):
             y.register_hook(self._keep)  # type: ignore[no-untyped-call]
 
     def _keep(self, _grad: object = None) -> None:
+        if isinstance(self.owner, NoAccumulators):
+            self.owner.gathered()
         if self.undoable and self.kept_votes is None:
             changed = (*_ACCUMULATORS, *_BESIDE) if self.sums is None else _BESIDE
             found = ((name, getattr(self, name, None)) for name in changed)

@@ -39,6 +39,8 @@ class GgufExporter:
         config: the options.
     """
 
+    writes_accumulators = False
+
     def __init__(self, config: GgufConfig) -> None:
         self._type = config.type
 

@@ -34,6 +34,8 @@ _ROWS = 1024
 class HfExporter:
     """Writes ``config.json``, ``generation_config.json``, the weights and the tokenizer's files."""
 
+    writes_accumulators = False
+
     def __init__(self, config: HfExportConfig) -> None:
         self._config = config
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from attrs import asdict, frozen
 from torch import Tensor, nn
 
@@ -127,8 +128,21 @@ def _kind(module: nn.Module, name: str, buffer: Tensor) -> str | None:
     return _FLOAT_BUFFERS if buffer.is_floating_point() else _OTHERS
 
 
+def _left_out(module: TernaryModule) -> list[Tensor]:
+    """The accumulators that ``module`` was made without, without memory."""
+    shape = module.shape
+    if module.accumulates or shape.vote_bits == 2:
+        return []
+    dtype = torch.int8 if shape.vote_bits == 8 else torch.uint8
+    columns = -(-shape.in_features * shape.vote_bits // 8)
+    return [torch.empty(shape.out_features, columns, dtype=dtype, device="meta")]
+
+
 def audit(model: nn.Module, optimizer: Any = None) -> Audit:
-    """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once."""
+    """Count what ``model`` (and ``optimizer``, if given) stores. Tied tensors count once.
+
+    Accumulators that were left out when a run was loaded count as there: they are part of what it stores.
+    """
     modules, stored = ternary_modules(model), stored_modules(model)
     kinds = [*dict.fromkeys(_BUFFERS.values()), _TRAINABLE, _FROZEN, *([_STORED] if stored else [])]
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*kinds, _FLOAT_BUFFERS, _OTHERS)}
@@ -137,6 +151,7 @@ def audit(model: nn.Module, optimizer: Any = None) -> Audit:
             kind = _kind(module, name, buffer)
             if kind is not None:
                 found[kind].append(buffer)
+    found[_BUFFERS["votes"]] += [tensor for _, module in modules for tensor in _left_out(module)]
     for parameter in model.parameters():
         found[_TRAINABLE if parameter.requires_grad else _FROZEN].append(parameter)
     trits = sum(module.shape.out_features * module.shape.in_features for _, module in modules)

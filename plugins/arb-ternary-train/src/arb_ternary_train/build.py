@@ -23,6 +23,7 @@ from arb_ternary.protocols.runs import Phase
 from arb_ternary.specs import ModelSpec
 from arb_ternary.ternary.models import seed_votes
 from arb_ternary.ternary.module import DRAWS
+from arb_ternary.ternary.vote_memory import ACCUMULATES
 from arb_ternary_train.config import RunConfig
 from arb_ternary_train.observers import RunObservers
 from arb_ternary_train.precision import resolve_device
@@ -40,6 +41,7 @@ __all__ = [
     "require_protocol",
     "undrawn",
     "versions_of",
+    "without_accumulators",
 ]
 
 
@@ -120,6 +122,20 @@ def undrawn() -> Iterator[None]:
         yield
     finally:
         DRAWS.reset(token)
+
+
+@contextmanager
+def without_accumulators(left_out: bool = True) -> Iterator[None]:
+    """Ternary modules made within have no accumulators, a byte a weight: they compute, and refuse to learn.
+
+    Args:
+        left_out: False makes no difference to anything.
+    """
+    token = ACCUMULATES.set(not left_out and ACCUMULATES.get())
+    try:
+        yield
+    finally:
+        ACCUMULATES.reset(token)
 
 
 def build_phase(config: RunConfig, index: int) -> Phase:

@@ -39,7 +39,7 @@ def export_run(run: Path, destination: Path, name: str, options: Sequence[str] =
         ConfigError: an option is wrong.
     """
     exporter = named_exporter(name, options)
-    trained = load_run(run)
+    trained = load_run(run, accumulators=getattr(exporter, "writes_accumulators", True))
     metadata = export_metadata(trained.config, trained.directory, trained.checkpoint.step)
     exporter.export(trained.model, destination, metadata)
     return f"{name}, step {trained.checkpoint.step} of {trained.directory.path}"
@@ -60,6 +60,8 @@ def export_metadata(config: RunConfig, directory: RunDirectory, step: int) -> di
 
 class SafetensorsExporter:
     """Ternary weights in base 3 (five trits a byte), exponents and votes as int8, float parts as they are."""
+
+    writes_accumulators = True
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write ``model`` to the file ``destination``, replacing one that exists only once the new one is complete.

@@ -17,7 +17,7 @@ from arb_ternary_train.checkpoint import CheckpointStore, read_checkpoint
 from arb_ternary_train.directory import RunDirectory
 from arb_ternary_train.identity import differences
 from arb_ternary_train.loading import load_config
-from arb_ternary_train.model_state import ModelState, load_parts
+from arb_ternary_train.model_state import ModelState, load_parts, names_left_out
 from arb_ternary_train.part_names import is_named, near
 
 __all__ = ["checkpoint_path", "load_state", "load_weights", "run_of"]
@@ -117,11 +117,13 @@ def load_state(
 ) -> None:
     """``model.load_state_dict``, with names, shapes and kinds of number checked first; one tensor at a time.
 
-    Those called ``kept`` stay as they are in ``model``, and need not be in either.
+    Those called ``kept`` stay as they are in ``model``, and need not be in either. Accumulators that ``model`` was made
+    without are not read.
 
     Raises:
         CheckpointError: they differ; the first few differences are listed.
     """
+    kept |= names_left_out(model)
     faults = [*_differences(model, tensors, kept).values()]
     if faults:
         more = [f"... and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []

@@ -13,11 +13,12 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from arb_ternary.ternary.encoding import bytes_per_row, encode_at_rest
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.safetensors_file import TensorParts
 
-__all__ = ["ModelState", "PieceState", "Walk", "load_parts"]
+__all__ = ["ModelState", "PieceState", "Walk", "load_parts", "names_left_out"]
 
 
 @frozen(eq=False)
@@ -133,6 +134,12 @@ def load_parts(model: nn.Module, tensors: Mapping[str, Tensor], kept: frozenset[
             raise RuntimeError("\n".join(faults))
 
 
+def names_left_out(model: nn.Module) -> frozenset[str]:
+    """What a state dict of ``model`` lacks: the accumulators of modules that were made without them."""
+    modules = ternary_modules(model)
+    return frozenset(f"{name}.votes" if name else "votes" for name, module in modules if not module.accumulates)
+
+
 def _units(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, bool]]:
     """The modules in their order, each with the beginning of its names and whether it is taken with its children.
 
@@ -176,5 +183,6 @@ def _outline(module: nn.Module, prefix: str) -> dict[str, Any]:
     packed = torch.empty(rows, bytes_per_row(columns), dtype=torch.uint8, device="meta")
     votes = torch.empty(rows, columns, dtype=torch.int8, device="meta")
     found[prefix + "weight"] = packed
-    found[prefix + "votes"] = packed if module.shape.vote_bits == 2 else votes
+    if module.accumulates:
+        found[prefix + "votes"] = packed if module.shape.vote_bits == 2 else votes
     return found

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Exporter(Protocol):
-    """Writes a model in another form."""
+    """Writes a model in another form.
+
+    One that writes no accumulators (votes) of ternary modules says so by an attribute ``writes_accumulators = False``:
+    `arb export` then loads none, which saves a byte a weight.
+    """
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write ``model`` to the file or folder ``destination``, atomically; an existing one is replaced only whole."""

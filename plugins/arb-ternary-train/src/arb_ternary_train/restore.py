@@ -13,7 +13,7 @@ from torch import nn
 from arb_ternary.backends.select import request_backend, select, use_backend
 from arb_ternary.errors import DataError
 from arb_ternary.protocols.data import DataSource, MaskingStrategy
-from arb_ternary_train.build import build_model, configured_backend, require_protocol, undrawn
+from arb_ternary_train.build import build_model, configured_backend, require_protocol, undrawn, without_accumulators
 from arb_ternary_train.checkpoint import Checkpoint, read_checkpoint
 from arb_ternary_train.checkpointer import restore_structures
 from arb_ternary_train.config import RunConfig
@@ -53,13 +53,17 @@ class TrainedRun:
     record: dict[str, Any]
 
 
-def load_run(path: Path, *, backend: str | None = None, device: str | None = None) -> TrainedRun:
+def load_run(
+    path: Path, *, backend: str | None = None, device: str | None = None, accumulators: bool = False
+) -> TrainedRun:
     """Read the model in a run directory or in one of its checkpoints. The data is not needed.
 
     Args:
         path: a run directory (its newest checkpoint is taken) or a checkpoint folder inside one.
         backend: kernel backend, over the environment and the run's config.
         device: over the run's config.
+        accumulators: load those of the ternary modules too, a byte a weight, which only training needs. Without them
+            backward is a UsageProblem, and a state dict of the model lacks them.
 
     Raises:
         UsageProblem: it is neither.
@@ -72,7 +76,7 @@ def load_run(path: Path, *, backend: str | None = None, device: str | None = Non
     place = resolve_device(config.device if device is None else device)
     selection = select(request_backend(command_line=backend, config=configured_backend(config), device=place.type))
     record = directory.record()
-    with undrawn(), use_backend(selection.name):
+    with undrawn(), without_accumulators(not accumulators), use_backend(selection.name):
         model = build_model(config, int(record["vocabulary_size"]), selection.name, place)
         model = restore_structures(model, checkpoint, config, place)
     load_state(model, checkpoint.model, str(checkpoint.path / "model.safetensors"))

@@ -143,7 +143,7 @@ def test_a_run_projects_logs_and_reports(
     assert recorded == found["linears"][:-1]
     assert "left" in capsys.readouterr().err
     assert not (tmp_path / "run/stages/projection").exists()
-    model = load_run(tmp_path / "run").model
+    model = load_run(tmp_path / "run", accumulators=True).model
     votes = [each.logical_votes() for _, each in ternary_modules(model)]
     assert all(int(each.abs().max()) > 20 for each in votes)
 
@@ -166,7 +166,7 @@ def test_parts_and_groups(
     train(
         run_config(projection(teacher, **options), optimizer=optimizer, **model), RunRequest(directory=tmp_path / "r")
     )
-    student = load_run(tmp_path / "r").model
+    student = load_run(tmp_path / "r", accumulators=True).model
     weights = teacher.weights("")
     assert isinstance(student, Decoder)
     for name, each in ternary_modules(student):

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from arb_ternary.backends.select import use_backend
 from arb_ternary.ternary.models import ternary_modules
-from arb_ternary.ternary.module import DRAWS, TernaryModule
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 from arb_ternary_bench.steps.large_model import draw_trits_
 from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
+from arb_ternary_train.build import undrawn, without_accumulators
 
 __all__ = ["DecoderSession", "bfloat16_decoder", "ternary_decoder"]
 
@@ -46,15 +47,14 @@ class DecoderSession:
 
 
 def ternary_decoder(shape: GenerationShape, max_length: int, group_size: GroupSize, backend: str) -> Decoder:
-    """Random trits, a third of them of each kind; blocks are copies of one, since no kernel looks at their values."""
+    """Random trits, a third of them of each kind, and no accumulators, as `arb generate` loads a model.
+
+    Blocks are copies of one, since no kernel looks at their values.
+    """
     generator = torch.Generator().manual_seed(0)
     config = shape.config(max_length, group_size)
-    token = DRAWS.set(False)
-    try:
-        with use_backend(backend):
-            model = Decoder(evolve(config, layers=1), shape.vocabulary)
-    finally:
-        DRAWS.reset(token)
+    with undrawn(), without_accumulators(), use_backend(backend):
+        model = Decoder(evolve(config, layers=1), shape.vocabulary)
     for _, module in ternary_modules(model):
         draw_trits_(module, generator)
     return _deep(model, config.layers)
