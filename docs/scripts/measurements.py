@@ -1,7 +1,7 @@
 """The tables of measured figures, from the results of plugins into README.md and the documentation, and two of code.
 
 ``--write`` replaces what stands between the markers; without it they are compared, and the exit status is 1 when one
-differs.
+differs. Nothing stands between the markers of what has not been measured yet.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -194,6 +195,11 @@ def train_table(result: dict[str, Any]) -> str:
     return train_markdown(result).strip()
 
 
+def layer_calls_table(result: dict[str, Any]) -> str:
+    """A linear within a layer call beside llama.cpp's."""
+    return str(study("arb-ternary-bench/studies/layer_calls.py").table(result))
+
+
 def generate_table(result: dict[str, Any]) -> str:
     """The table of ``arb bench generate``."""
     return generate_markdown(result).strip()
@@ -214,7 +220,12 @@ TABLES = (
     ("cpu-step", "cpu-step.json", step_table, (KERNELS,)),
     ("whole-train", "train.json", train_table, (WHOLE,)),
     ("whole-train-512x8", "train-512x8.json", train_table, (WHOLE,)),
+    ("whole-train-1024x12", "train-1024x12.json", train_table, (WHOLE,)),
+    ("whole-train-2048x4", "train-2048x4.json", train_table, (WHOLE,)),
+    ("whole-train-malloc", "train-malloc.json", train_table, (WHOLE,)),
     ("whole-generate", "generate.json", generate_table, (WHOLE,)),
+    ("whole-generate-7b", "generate-7b.json", generate_table, (WHOLE,)),
+    ("whole-layer-calls", "layer-calls.json", layer_calls_table, (WHOLE,)),
     ("cpu-linear-amx", "cpu-kernels-amx.json", product_table, (KERNELS,)),
     ("cpu-back-amx", "cpu-kernels-amx.json", back_table, (KERNELS,)),
     ("cpu-update-amx", "cpu-kernels-amx.json", update_table, (KERNELS,)),
@@ -229,13 +240,26 @@ TABLES = (
 )
 
 
+#: Results that need not be there.
+AWAITED = frozenset(
+    {"train-1024x12.json", "train-2048x4.json", "train-malloc.json", "generate-7b.json", "layer-calls.json"}
+)
+
+
 def filled(page: str, marker: str, content: str) -> str:
     """``page`` with ``content`` between the markers."""
     start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"a page has no {start} ... {end}")
-    return pattern.sub(lambda _: f"{start}\n\n{content}\n\n{end}", page)
+    shown = f"{start}\n\n{content}\n\n{end}" if content else f"{start}\n{end}"
+    return pattern.sub(lambda _: shown, page)
+
+
+def measured(file: str, table: Callable[[dict[str, Any]], str]) -> str:
+    """The table of a result; nothing where it has not been measured."""
+    path = RESULTS / file
+    return table(json.loads(path.read_text("utf-8"))) if path.exists() or file not in AWAITED else ""
 
 
 def main() -> int:
@@ -244,9 +268,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace what differs")
     write = parser.parse_args().write
     outdated = set()
-    contents = [
-        (marker, table(json.loads((RESULTS / file).read_text("utf-8"))), paths) for marker, file, table, paths in TABLES
-    ]
+    contents = [(marker, measured(file, table), paths) for marker, file, table, paths in TABLES]
     computed = [("strategies", strategies_table(), (ORCHESTRATE,)), ("network", network_table(), (DISTRIBUTED,))]
     for marker, content, paths in [*contents, *computed]:
         for path in paths:

@@ -73,7 +73,7 @@ def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batc
         return _ROOM + 2 * shape.weights() + 2 * 2 * cached // shape.layers + 2 * cached
     group = shape.width if contender.group_size == "row" else contender.group_size
     largest = 4 * shape.width * max(shape.vocabulary, shape.feed_forward)
-    return _ROOM + round(shape.weights() * (1 + 1 / 4 + 2 / group)) + largest + 4 * cached
+    return _ROOM + round(shape.weights() * (1 / 4 + 2 / group)) + largest + 4 * cached
 
 
 def open_session(contender: Contender, shape: GenerationShape, length: int, file: Path | None) -> Session:
