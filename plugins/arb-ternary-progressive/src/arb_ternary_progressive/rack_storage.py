@@ -24,7 +24,7 @@ FORMAT: Final = "arb-ternary-rack"
 VERSION: Final = 1
 
 #: Options of the model that follow the stacks, or decide only how new ones are born.
-_FREE = frozenset({"layers", "zero_residual"})
+_FREE = frozenset({"layers", "zero_head", "zero_residual"})
 
 
 @frozen(eq=False)

@@ -42,6 +42,8 @@ def test_heads_share_the_width_unless_their_size_is_given() -> None:
         ({"sliding_window": 4, "causal": False}, "needs 'causal'"),
         ({"tie_embeddings": True, "float_parts": ["head"]}, "embedding and head both"),
         ({"tie_embeddings": True, "embedding_scale_rule": "correlation"}, "tied head"),
+        ({"tie_embeddings": True, "zero_head": True}, "'zero_head' would make the embedding zero"),
+        ({"architecture": "bitnet", "zero_head": True}, "'zero_head' would make the embedding zero"),
         ({"float_parts": ["haed"]}, "unknown part 'haed'"),
         ({"float_parts": ["head", "head"]}, "twice"),
         ({"float_parts": ["embedding", "head", "linears"], "gradients": "int8"}, "no effect"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from arb_ternary.backends.select import use_backend
 from arb_ternary.ternary.models import reset_runtime_state, ternary_modules
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_train.audit import audit
@@ -174,6 +175,45 @@ def test_zero_residual_blocks_are_the_identity_and_vote(tokens: Tokens) -> None:
     assert all(
         votes[f"blocks.{block}.{part}"].any() for block in (0, 1) for part in ("attention.output", "feed_forward.down")
     )
+
+
+@pytest.mark.parametrize("float_parts", [(), ("head",)])
+def test_a_zero_head_makes_every_id_as_likely_as_another_and_the_rest_what_it_is(
+    float_parts: tuple[str, ...], tokens: Tokens
+) -> None:
+    models = []
+    for zero_head in (False, True):
+        torch.manual_seed(5)
+        models.append(small(zero_head=zero_head, float_parts=float_parts))
+    plain, zero = models
+    assert float(loss_of(zero, tokens(2, 9)).detach()) == pytest.approx(math.log(11), rel=1e-6)
+    assert abs(float(loss_of(plain, tokens(2, 9)).detach()) - math.log(11)) > 0.05
+    assert torch.equal(zero.hidden(tokens(2, 9)), plain.hidden(tokens(2, 9)))
+    assert zero.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_a_model_that_starts_at_zero_is_outlined_without_a_device() -> None:
+    with use_backend("torch"), torch.device("meta"):
+        model = small(zero_head=True, zero_residual=True)
+    assert all(buffer.is_meta for name, buffer in model.named_buffers() if name.endswith("weight"))
+
+
+def test_a_zero_head_votes_by_its_own_gradient_at_once_and_what_is_below_it_later(tokens: Tokens) -> None:
+    model = small(zero_head=True)
+    ids = tokens(2, 9)
+    loss_of(model, ids).backward()
+    votes = votes_of(model)
+    assert {name for name, cast in votes.items() if cast.any()} == {"head"}
+    # The gradient of a logit is 1 / V less 1 where it is that of the next id, over the number of predictions.
+    hidden = model.final_norm(model.hidden(ids[:, :-1])).flatten(0, 1).detach()
+    scale = hidden.abs().amax(-1, keepdim=True) / 127
+    rounded = torch.round(hidden / scale) * scale
+    gradient = (1 / 11 - F.one_hot(ids[:, 1:].flatten(), 11).float()).T @ rounded / len(rounded)
+    certain = gradient.abs() > 1e-3 * gradient.abs().max()
+    assert torch.equal(votes["head"][certain], -gradient.sign().to(torch.int8)[certain])
+    model.head.set_trits(votes["head"])
+    loss_of(model, ids).backward()
+    assert all(cast.any() for cast in votes_of(model).values())
 
 
 def test_a_state_dict_rebuilds_the_model_bit_for_bit(tokens: Tokens) -> None:

@@ -69,6 +69,7 @@ def float_config(config: DecoderConfig) -> DecoderConfig:
         linear_scales=False,
         residual_scale=0,
         logit_scale=0,
+        zero_head=False,
         zero_residual=False,
     )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.attention import Attention, Positions
 from arb_ternary_text.models.cache import LayerCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.decoupled_attention import DecoupledAttention
 from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
+from arb_ternary_text.models.parts import make_zero
 
 __all__ = ["Block"]
 
@@ -37,14 +37,10 @@ class Block(nn.Module):
         x_BSD = torch.add(x_BSD, self.attention(x_BSD, positions, cache), alpha=self.residual_scale)
         return torch.add(x_BSD, self.feed_forward(x_BSD), alpha=self.residual_scale)
 
-    @torch.no_grad()
     def zero_residual_(self) -> None:
         """Make the block the identity: every linear that writes to the residual stream becomes zero.
 
         Those linears still get a gradient, from which they leave zero.
         """
         for projection in (*self.attention.output_projections(), *self.feed_forward.output_projections()):
-            if isinstance(projection, TernaryModule):
-                projection.set_trits(torch.zeros_like(projection.trits()))
-            elif isinstance(projection, nn.Linear):
-                nn.init.zeros_(projection.weight)
+            make_zero(projection)

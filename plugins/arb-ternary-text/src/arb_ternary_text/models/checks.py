@@ -103,6 +103,10 @@ def _check_parts(config: DecoderConfig) -> None:
         )
     if config.tied and ("embedding" in config.float_parts) != ("head" in config.float_parts):
         raise ValueError("'tie_embeddings' needs embedding and head both in 'float_parts' or both out of it")
+    if config.tied and config.zero_head:
+        raise ValueError(
+            "'zero_head' would make the embedding zero, whose weights a tied head uses; leave one of them out"
+        )
     if config.tied and config.embedding_scale_rule == "correlation":
         raise ValueError("'embedding_scale_rule': correlation scales lookups only; a tied head would see other weights")
     if config.group_size == "tensor" and config.scale_rule != "frozen":

@@ -240,6 +240,11 @@ class DecoderConfig:
         0, "each block adds 2^residual_scale times its update to the stream", validator=_scale_exponent
     )
     logit_scale: int = option(0, "logits are 2^logit_scale times the head's output", validator=_scale_exponent)
+    zero_head: bool = option(
+        False,
+        "the head starts at zero, so that every id is as likely as another before the first step",
+        validator=instance_of(bool),
+    )
     zero_residual: bool = option(
         False,
         "blocks start as the identity: output and down projections are zero at birth",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from arb_ternary.ternary.embedding import TernaryEmbedding, TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
@@ -29,6 +30,7 @@ __all__ = [
     "make_linear",
     "make_norm",
     "make_sub_norm",
+    "make_zero",
     "rounded_to_int8",
 ]
 
@@ -126,10 +128,25 @@ def make_embedding(config: DecoderConfig, vocabulary_size: int) -> nn.Embedding 
 def make_head(
     config: DecoderConfig, vocabulary_size: int, embedding: nn.Embedding | TernaryEmbedding
 ) -> FloatLinear | TernaryLinear | TiedHead:
-    """The output projection, ``x[..., D] -> [..., V]``."""
+    """The output projection, ``x[..., D] -> [..., V]``.
+
+    One that starts at zero gets a gradient in the first step, and what is below it does once the head is not zero.
+    """
     if config.tied:
         return TiedHead(embedding, config.activations)
-    return make_linear(config, config.width, vocabulary_size, part="head")
+    head = make_linear(config, config.width, vocabulary_size, part="head")
+    if config.zero_head:
+        make_zero(head)
+    return head
+
+
+@torch.no_grad()
+def make_zero(linear: nn.Module) -> None:
+    """Set the weight of a linear to zero, ternary or float; of anything else, and on no device, nothing changes."""
+    if isinstance(linear, TernaryModule) and not linear.weight.is_meta:
+        linear.set_trits(torch.zeros_like(linear.trits()))
+    elif isinstance(linear, nn.Linear):
+        nn.init.zeros_(linear.weight)
 
 
 def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool = False) -> RMSNorm | TernaryRMSNorm:
