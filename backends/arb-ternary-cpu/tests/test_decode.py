@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -41,13 +45,17 @@ class Counted:
         self.prepare: Callable[..., Any] = self.kernels["decode_step"]
         self.kernels["decode_step"] = self.counting
         self.steps = 0
+        self.interrupted: int | None = None
 
     def counting(self, plan: Any) -> Any:
         step = self.prepare(plan)
 
         def one(*arguments: Any) -> Any:
             self.steps += 1
-            return step(*arguments)
+            result = step(*arguments)
+            if self.steps == self.interrupted:
+                signal.raise_signal(signal.SIGINT)  # which Python hears of when a native call is over
+            return result
 
         return None if step is None else one
 
@@ -201,6 +209,111 @@ def test_the_number_of_threads_changes_no_bit(native: Counted, threads: Callable
         results.append(decoded(model, ids, 1))
     assert native.steps == 4 * 7  # the prompt of one token too
     assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.fixture(scope="module")
+def shared_work() -> Any:
+    """A decoder whose steps are large enough for several threads."""
+    return decoder(width=512, feed_forward=1400, layers=3, heads=8)
+
+
+def text(model: Any) -> Iterator[int]:
+    return generate(model, [1], max_new_tokens=12, temperature=0.0)
+
+
+def test_texts_that_are_abandoned_leave_the_next_one_its_tokens(
+    best: Counted, shared_work: Any, threads: Callable[[int], None]
+) -> None:
+    threads(1)
+    expected = list(text(shared_work))
+    kept = []
+    for turn in range(60):
+        tokens = text(shared_work)
+        taken = []
+        for count in range(turn % 7):
+            threads(1 + (turn + count) % 4)
+            taken.append(next(tokens))
+        assert taken == expected[: turn % 7]
+        if turn % 3 == 0:
+            tokens.close()
+        elif turn % 3 == 1:
+            kept.append((tokens, turn % 7))  # in the middle of its text while others begin
+    for tokens, count in kept:
+        assert list(tokens) == expected[count:]
+    assert best.steps > 200
+
+
+def test_an_interrupt_between_or_within_steps_leaves_the_next_text_its_tokens(
+    best: Counted, shared_work: Any, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    expected = list(text(shared_work))
+
+    class Interrupts:
+        """Stops nothing, and interrupts at the fourth token."""
+
+        asked = 0
+
+        def __contains__(self, token: object) -> bool:
+            self.asked += 1
+            if self.asked == 4:
+                signal.raise_signal(signal.SIGINT)
+            return False
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(KeyboardInterrupt):
+        list(generate(shared_work, [1], max_new_tokens=12, temperature=0.0, stop=Interrupts()))
+    assert list(text(shared_work)) == expected
+    for within in range(1, 12):
+        taken: list[int] = []
+        best.interrupted = best.steps + within
+        with pytest.raises(KeyboardInterrupt):
+            taken.extend(text(shared_work))
+        assert taken == expected[: within - 1]
+    assert list(text(shared_work)) == expected
+
+
+def test_a_text_goes_on_in_a_forked_child_and_in_its_parent(
+    best: Counted, shared_work: Any, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    expected = list(text(shared_work))
+    for already in (2, 5):
+        tokens = text(shared_work)
+        assert list(islice(tokens, already)) == expected[:already]
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # rather than hang
+            try:
+                os.write(writer, bytes(tokens))
+            finally:
+                os._exit(0)
+        os.close(writer)
+        assert list(tokens) == expected[already:]
+        answer = os.read(reader, 64)
+        os.close(reader)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(answer) == expected[already:]
+
+
+def test_texts_of_several_threads_at_once_are_those_of_one(
+    best: Counted, shared_work: Any, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    expected = list(text(shared_work))
+    texts: list[list[int]] = []
+    together = [threading.Thread(target=lambda: texts.append(list(text(shared_work)))) for _ in range(3)]
+    for one in together:
+        one.start()
+    for one in together:
+        one.join()
+    assert texts == [expected] * 3
 
 
 def test_greedy_text_is_that_of_the_modules(best: Counted) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from arb_ternary.backends.protocol import WeightShape
 
 __all__ = [
+    "ACTIVATIONS",
     "BLOCK",
     "DTYPES",
     "WORD",
@@ -31,6 +32,8 @@ BLOCK: Final = 16
 WORD: Final = (1 << 64) - 1
 #: Float dtypes that the kernels read and write, by their native index.
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+#: Activations of a feed-forward part, by their native index.
+ACTIVATIONS: Final = {"swiglu": 0, "relu2": 1, "reglu2": 2}
 
 
 def packed_shape(rows: int, columns: int) -> tuple[int, int, int]:

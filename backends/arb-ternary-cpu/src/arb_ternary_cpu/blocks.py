@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import WORD, check_readable, float_dtype
+from arb_ternary_cpu.arguments import ACTIVATIONS, WORD, check_readable, float_dtype
 
 __all__ = ["kernels"]
 
-_KINDS: Final = {"swiglu": 0, "relu2": 1, "reglu2": 2}
 #: An eps that says: not normalised.
 _NONE: Final = -1.0
 
@@ -109,7 +108,7 @@ def _activate_quantize(
         _native.activate_quantize(
             isa,
             get_num_threads(),
-            _KINDS[kind],
+            ACTIVATIONS[kind],
             gate.data_ptr(),
             up.data_ptr(),
             dtype,
@@ -137,7 +136,7 @@ def _activate_quantize_backward(
         _native.activate_back(
             isa,
             get_num_threads(),
-            _KINDS[kind],
+            ACTIVATIONS[kind],
             grad.data_ptr(),
             gate.data_ptr(),
             up.data_ptr(),
@@ -153,8 +152,8 @@ def _activate_quantize_backward(
 
 def _hidden(gate: Tensor | None, up: Tensor, kind: str) -> tuple[Tensor, Tensor, int]:
     """Gate (``up`` where there is none) and up, contiguous, and the native index of their dtype."""
-    if kind not in _KINDS:
-        raise ValueError(f"activation must be one of {tuple(_KINDS)}, got {kind!r}")
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {kind!r}")
     if (gate is None) != (kind == "relu2"):
         raise ValueError(f"{kind} {'needs a' if gate is None else 'has no'} gate")
     if up.dim() != 2:

@@ -16,11 +16,18 @@ from torch import Tensor, get_num_threads
 
 from arb_ternary.backends.protocol import WeightShape
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import DTYPES, check_exponent, check_packed, check_readable, check_shape, float_dtype
+from arb_ternary_cpu.arguments import (
+    ACTIVATIONS,
+    DTYPES,
+    check_exponent,
+    check_packed,
+    check_readable,
+    check_shape,
+    float_dtype,
+)
 
 __all__ = ["DecodeStep", "decode_step", "kernels"]
 
-_ACTIVATIONS: Final = ("relu2", "swiglu", "reglu2")
 #: Of the cache, and of what a step returns.
 _STREAM_DTYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -114,7 +121,7 @@ class DecodeStep:
             decoder.features,
             decoder.hidden,
             decoder.vocabulary,
-            _ACTIVATIONS.index(decoder.activation),
+            ACTIVATIONS[decoder.activation],
             list(decoder.speeds),
         )
         if isinstance(decoder.embedding, Tensor):

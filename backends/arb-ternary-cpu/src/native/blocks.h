@@ -8,14 +8,12 @@
 
 #include <cstdint>
 
+#include "activation.h"
 #include "hash.h"
 #include "isa.h"
 #include "products.h"
 
 namespace arb {
-
-// silu(gate) * up, relu(up)^2, relu(gate)^2 * up.
-enum class Activation : int { swiglu = 0, relu2 = 1, reglu2 = 2 };
 
 // Floats of a row that a loop may write beyond the last.
 constexpr int64_t kRowSlack = 16;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "activation.h"
 #include "product_driver.h"
 #include "products.h"
 
@@ -29,8 +30,6 @@ struct Projection {
 
   bool present() const { return weight.packed != nullptr; }
 };
-
-enum class Activation : int { relu2 = 0, swiglu = 1, reglu2 = 2 };
 
 struct DecodeLayer {
   Norm attention_norm, query_norm, key_norm, output_norm, feed_norm, hidden_norm;

@@ -238,7 +238,8 @@ void Caster::settle(int64_t n, const int32_t* scores) const {
   }
   // The key of the hash changes at multiples of 2**32.
   const uint64_t index = static_cast<uint64_t>(first);
-  const int64_t same_key = static_cast<int64_t>(std::min<uint64_t>((((index >> 32) + 1) << 32) - index, count));
+  const uint64_t left = (((index >> 32) + 1) << 32) - index;
+  const int64_t same_key = static_cast<int64_t>(std::min(left, static_cast<uint64_t>(count)));
   kernels_.settle(scores, same_key, exponent_noise_.base(index), state_.exponent_shift, votes);
   if (same_key == count) return;
   kernels_.settle(scores + same_key, count - same_key, exponent_noise_.base(index + static_cast<uint64_t>(same_key)),
