@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,26 @@ def export() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def cached() -> Callable[[Path, Path], Path]:
+    """Lays a folder out as org/name in a cache of the hub, as huggingface_hub does; returns its snapshot."""
+
+    def lay_out(folder: Path, cache: Path, revision: str = "5" * 40) -> Path:
+        model = cache / "models--org--name"
+        snapshot = model / "snapshots" / revision
+        for directory in (model / "blobs", model / "refs", snapshot):
+            directory.mkdir(parents=True)
+        (model / "refs" / "main").write_text(revision)
+        for file in folder.iterdir():
+            content = file.read_bytes()
+            name = hashlib.sha256(content).hexdigest()
+            (model / "blobs" / name).write_bytes(content)
+            (snapshot / file.name).symlink_to(f"../../blobs/{name}")
+        return snapshot
+
+    return lay_out
 
 
 @pytest.fixture

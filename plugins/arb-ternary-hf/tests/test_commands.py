@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,9 @@ import torch
 from huggingface_hub import constants
 
 from arb_ternary.cli.main import main
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.restore import load_run
 
 
 def test_a_folder_becomes_a_run_and_goes_out_again(
@@ -43,3 +48,20 @@ def test_a_folder_becomes_a_run_and_goes_out_again(
     assert main(["import", "hf://org/name", str(tmp_path / "none")]) == 1
     assert "hf://org/name: is not in the hub's cache" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_model_in_the_hubs_cache_is_imported_by_its_address_without_a_network(
+    tmp_path: Path,
+    make_decoder: Callable[..., Decoder],
+    export: Callable[..., Path],
+    cached: Callable[[Path, Path], Path],
+) -> None:
+    model = make_decoder(architecture="qwen3", group_size="tensor", scale_rule="frozen")
+    first, run = export(model, tmp_path / "first", {"kind": "bytes"}, layout="packed"), tmp_path / "run"
+    cached(first, tmp_path / "hub")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    command = [sys.executable, "-m", "arb_ternary.cli.main", "import", "hf://org/name", str(run)]
+    subprocess.run(command, check=True, env=environment)
+    found = load_run(run).model
+    for name, module in ternary_modules(model):
+        assert torch.equal(found.get_submodule(name).trits(), module.trits())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import safetensors.torch
@@ -215,6 +216,35 @@ def test_addresses_of_the_hub_are_looked_up_in_its_cache(
     for wrong in ("hf://name", "hf://a/b/c", "hf://../x", "https://a/b"):
         with pytest.raises(DataError, match=r"must be hf://org/name|cannot be fetched"):
             fetched(wrong)
+
+
+def no_address(*arguments: object, **options: object) -> NoReturn:
+    raise socket.gaierror(-2, "Name or service not known")
+
+
+@pytest.mark.parametrize("why", ["offline", "unreachable"])
+def test_a_model_that_the_hubs_library_has_cached_is_read_without_a_network(
+    why: str, tmp_path: Path, change: Callable[..., Path], cached: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    if why == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    with pytest.raises(DataError, match="hf://org/name: is not in the hub's cache, and the hub cannot be reached"):
+        fetched("hf://org/name")
+    folder = change()
+    snapshot = cached(folder, tmp_path / "hub")
+    assert fetched("hf://org/name") == snapshot
+    assert (snapshot / "model.safetensors").is_symlink()
+    found, wanted = HfModel(snapshot).read(NAME), HfModel(folder).read(NAME)
+    assert isinstance(found, ScaledTrits)
+    assert isinstance(wanted, ScaledTrits)
+    assert torch.equal(found.trits, wanted.trits)
+    assert HfImporter(ImportConfig()).load(snapshot).attachments["tokenizer"] == {"kind": "bytes"}
+    (snapshot / "model.safetensors").resolve().unlink()  # as a download that was cut off
+    with pytest.raises(DataError, match=r"has neither model\.safetensors nor"):
+        HfModel(fetched("hf://org/name"))
 
 
 def test_the_hubs_library_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
