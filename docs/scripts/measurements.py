@@ -72,6 +72,8 @@ def demo_table(figures: dict[str, Any]) -> str:
         f"machines differ, ratios less so. Command: `make bench`. Machine: {machine['processor']}, {machine['cores']} "
         f"cores, torch {machine['torch']}."
     )
+    if "note" in figures:  # of results that are older than what they are about
+        notes += f" {figures['note']}"
     return "\n".join([*lines, "", notes])
 
 
@@ -161,6 +163,11 @@ def convolution_table(result: dict[str, Any]) -> str:
     return str(study("arb-ternary-bench/studies/convolution.py").table(result))
 
 
+def sample(result: dict[str, Any]) -> str:
+    """What llama.cpp writes with the demo."""
+    return str(study("arb-ternary-bench/studies/sample.py").table(result))
+
+
 def network_table() -> str:
     """What ways to train send, computed for the example."""
     example = load_as(NetworkConfig, ROOT / "docs" / "examples" / "network-7b.yaml").config
@@ -208,6 +215,7 @@ def generate_table(result: dict[str, Any]) -> str:
 #: Marker, file of results, what makes a table of it, pages.
 TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
+    ("demo-sample", "demo-sample.json", sample, (README,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),

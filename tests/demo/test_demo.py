@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
 
+from arb_ternary.cli.main import main
 from arb_ternary.config.fields import to_plain
 from arb_ternary_train.loading import load_config
 from arb_ternary_train.runner import RunRequest, train
 
 DEMO = Path(__file__).parents[2] / "docs" / "examples"
+STUDIES = Path(__file__).parents[2] / "plugins" / "arb-ternary-bench" / "studies"
 
 
 # A shorter run needs a higher rate: fewer votes are cast before the schedule ends.
@@ -46,6 +49,20 @@ def test_a_sixteenth_of_the_demo_is_pure_and_predicts_better_than_bigrams(device
     # Of the whole text; the last window is cut short.
     assert report.baselines["bigram_entropy"] == pytest.approx(2.4486, abs=2e-3)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["validation_loss"] == report.validation_loss
+    if device == "cpu":
+        writes_in_llama_cpp_what_it_writes_here(tmp_path)
+
+
+def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
+    """As README says of the demo: the likeliest bytes, for a file of floats, and one of ternary blocks is read."""
+    pytest.importorskip("xllamacpp")
+    for kind in ("f32", "auto"):
+        export = ["export", str(folder / "run"), str(folder / f"{kind}.gguf"), "--format", "gguf", "--type", kind]
+        assert main(export) == 0
+    sample = run_path(str(STUDIES / "sample.py"))
+    wanted = sample["by_run"](folder / "run", "MACBETH.", 60)
+    assert sample["by_llama_cpp"](folder / "f32.gguf", "MACBETH.", max_tokens=60, temperature=0) == wanted
+    assert sample["by_llama_cpp"](folder / "auto.gguf", "MACBETH.", max_tokens=60, seed=0)
 
 
 @pytest.mark.parametrize("other", ["float32.yaml", "bitnet.yaml"])
@@ -54,7 +71,7 @@ def test_what_the_demo_is_compared_with_has_the_same_shape_data_and_tokens(other
     ternary, compared = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", other))
     for key in ("data", "masking", "seed"):
         assert ternary[key] == compared[key]
-    for key in ("width", "layers", "heads", "feed_forward", "activation", "query_key_norm", "max_length"):
+    for key in ("width", "layers", "heads", "feed_forward", "architecture", "max_length"):
         assert ternary["model"][key] == compared["model"][key]
     for key in ("steps", "batch_size", "block_size", "warmup_steps"):
         assert ternary["phases"][0][key] == compared["phases"][0][key]

@@ -1,10 +1,11 @@
-"""What each preset of an architecture costs against today's demo: the same sizes, data and steps, three seeds.
+"""What each preset of an architecture costs against a decoder of none: the demo's sizes, data and steps, three seeds.
 
     python plugins/arb-ternary-bench/studies/presets.py --out plugins/arb-ternary-bench/results/presets.json
 
-Hidden sizes are such that all have the demo's number of weights, within 2 %; the tied bitnet has one table for
-embedding and head, and wider feed-forward layers in its place. A run that is in the file already is not repeated;
-every finished run is written at once.
+``sub_norms`` has norms of queries and keys and sub-norms besides, which is no preset; ``qwen3`` is the demo. Hidden
+sizes are such that all have the demo's number of weights, within 2 %; the tied bitnet has one table for embedding and
+head, and wider feed-forward layers in its place. A run that is in the file already is not repeated; every finished run
+is written at once.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from arb_ternary_bench.compare import machine_facts
 
 DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 SEEDS = (0, 1, 2)
-#: What changes of the demo's model; null gives an option back to the preset.
+#: What each has in place of the demo's options; null gives an option back to the preset.
 MODELS: dict[str, dict[str, Any]] = {
-    "demo": {},
+    "sub_norms": {"architecture": None, "activation": "swiglu", "query_key_norm": True},
     "llama": {"architecture": "llama", "activation": None, "query_key_norm": None},
     "qwen3": {"architecture": "qwen3", "activation": None, "query_key_norm": None},
     "arcee": {"architecture": "arcee", "activation": None, "query_key_norm": None, "feed_forward": 384},
     "bitnet": {"architecture": "bitnet", "activation": None, "query_key_norm": None, "feed_forward": 288},
 }
+#: Help of an option.
+CHOICE = f"run only these of {', '.join(MODELS)} (default: all)"
 
 
 def trained(model: str, seed: int, steps: int) -> dict[str, float]:
@@ -65,14 +68,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of each run (default: %(default)s)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=CHOICE)
     arguments = parser.parse_args()
     out: Path = arguments.out
     command = f"python plugins/arb-ternary-bench/studies/presets.py --steps {arguments.steps}"
+    if arguments.models != list(MODELS):
+        command += " --models " + " ".join(arguments.models)
     result: dict[str, Any] = {
         "command": command,
         "machine": machine_facts(),
         "steps": arguments.steps,
-        "models": {name: {"changes": changes, "runs": {}} for name, changes in MODELS.items()},
+        "models": {},
     }
     if out.exists():
         result = json.loads(out.read_text(encoding="utf-8"))
@@ -81,8 +87,8 @@ def main() -> None:
                 f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or another --out"
             )
     for seed in SEEDS:
-        for name in MODELS:
-            found = result["models"][name]
+        for name in arguments.models:
+            found = result["models"].setdefault(name, {"changes": MODELS[name], "runs": {}})
             if str(seed) in found["runs"]:
                 continue
             found["runs"][str(seed)] = run = trained(name, seed, arguments.steps)

@@ -3,7 +3,8 @@
     python plugins/arb-ternary-votes/studies/levels.py --study small             measures what the result lacks
     python plugins/arb-ternary-votes/studies/levels.py --study small --table     prints the result as a table
 
-``small`` is a pure ternary decoder of 115,000 weights, ``demo`` the one of ``docs/examples/demo.yaml`` on fewer tokens.
+``small`` is a pure ternary decoder of 115,000 weights, ``demo`` one of the sizes of ``docs/examples/demo.yaml``, with
+sub-norms, on fewer tokens.
 A step has as many samples however many micro-batches it is divided into, and runs differ in nothing but the setting
 that a row names. No rate is tuned anew. The loss is that of all validation text, which is read once, after the last
 step. A run that is in the file already is not repeated; every finished run is written at once. Runs with 16

@@ -13,7 +13,7 @@ __all__ = ["SIZES", "TrainSize"]
 
 @frozen(kw_only=True)
 class TrainSize:
-    """A decoder with SwiGLU, norms of queries and keys and sub-norms, and the batches that it is trained on.
+    """A decoder with SwiGLU and norms of queries and keys, and the batches that it is trained on.
 
     Attributes:
         width: features of the residual stream.
@@ -22,6 +22,7 @@ class TrainSize:
         batch: sequences of a step.
         block: tokens of a sequence.
         group_size: weights that share an exponent, where weights are ternary.
+        architecture: the decoder's preset; None: it has sub-norms, as in no preset with norms of queries and keys.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TrainSize:
     batch: int
     block: int
     group_size: int | str = 128
+    architecture: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -51,14 +53,16 @@ class TrainSize:
 
     def model(self) -> dict[str, Any]:
         """The options that every way of training has in common."""
+        kind: dict[str, Any] = {"activation": "swiglu", "query_key_norm": True}
+        if self.architecture is not None:
+            kind = {"architecture": self.architecture}
         return {
             "width": self.width,
             "layers": self.layers,
             "heads": self.heads,
             "feed_forward": self.feed_forward,
-            "activation": "swiglu",
-            "query_key_norm": True,
             "max_length": self.block,
+            **kind,
         }
 
 
@@ -69,7 +73,7 @@ SIZES: Final[Mapping[str, TrainSize]] = MappingProxyType(
         for size in (
             TrainSize(
                 name="demo", width=128, layers=3, heads=4, feed_forward=256, vocabulary=256, batch=8, block=128,
-                group_size="row",
+                group_size="row", architecture="qwen3",
             ),
             TrainSize(
                 name="512x8", width=512, layers=8, heads=8, feed_forward=1536, vocabulary=256, batch=8, block=256,
