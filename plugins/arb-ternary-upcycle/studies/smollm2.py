@@ -65,10 +65,11 @@ class Study:
         source: the teacher, a GGUF file.
         work: where they lie.
         threads: of torch.
+        seed: of all runs.
     """
 
-    def __init__(self, source: Path, work: Path, threads: int) -> None:
-        self.source, self.work, self.threads = source.resolve(), work.resolve(), threads
+    def __init__(self, source: Path, work: Path, threads: int, seed: int) -> None:
+        self.source, self.work, self.threads, self.seed = source.resolve(), work.resolve(), threads, seed
 
     def run(self, name: str, phases: list[Mapping[str, Any]], *, rate: float, tuning: bool, start: Path | None) -> Path:
         """The run ``name``, which is made or finished where it is not there yet."""
@@ -77,7 +78,7 @@ class Study:
             return directory.path
         ternary = {"name": "scaled_votes", "lr": rate}
         config = {
-            "name": name, "seed": 0, "threads": self.threads, "model": dict(MODEL),
+            "name": name, "seed": self.seed, "threads": self.threads, "model": dict(MODEL),
             "data": {"name": "shakespeare", "tokenizer": str(self.tokenizer()), "tuning": tuning},
             "optimizer": {"name": "split", "ternary": ternary, "float": "adamw"}, "phases": phases,
             "checkpoint": {"every": 50, "keep": 100},
@@ -164,16 +165,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2_000_000, help="of global, at most")
     parser.add_argument("--rate", type=float, help="of votes; by default the best of the trials")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="take another folder for another seed")
     parser.add_argument("--measure", action="store_true", help="measure the checkpoints that there are")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    study = Study(arguments.teacher, arguments.work, arguments.threads)
+    study = Study(arguments.teacher, arguments.work, arguments.threads, arguments.seed)
     steps = arguments.tokens // STEP
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     result |= {
         "teacher": arguments.teacher.name, "tokens_a_step": STEP, "steps": steps, "measured_tokens": MEASURED,
-        "training": dict(TRAINING), "threads": arguments.threads, "machine": machine_facts(),
+        "training": dict(TRAINING), "threads": arguments.threads, "seed": arguments.seed, "machine": machine_facts(),
     }  # fmt: skip
     points = result.setdefault("points", {})
     if "0" not in points:
