@@ -16,7 +16,7 @@ from arb_ternary_train.policy import add_counts
 from arb_ternary_train.progress import format_duration
 from arb_ternary_train.standard import log_and_evaluate
 from arb_ternary_upcycle.block_loop import BlockLoop
-from arb_ternary_upcycle.learning import only_learning
+from arb_ternary_upcycle.learning import only_learning, parts_of_blocks, refuse_idle_patterns
 from arb_ternary_upcycle.output_cache import OutputCache
 from arb_ternary_upcycle.stages import FloatModel, find_stage
 from arb_ternary_upcycle.streams import Streams
@@ -53,6 +53,8 @@ class BlockwisePhase:
         """Train all blocks, from the first or from where ``load_state_dict`` left off; see ``Phase``."""
         model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
         student = as_student(context.model, model)
+        parts = parts_of_blocks(student, self.config.distill_target)
+        refuse_idle_patterns(student, parts, self.config, f"phases[{context.phase_index}]")
         with self._streams(context, student, model) as streams:
             while self._block < len(student.blocks):
                 self._train_block(context, student, streams)
@@ -111,13 +113,10 @@ class BlockwisePhase:
     def _train_block(self, context: TrainingContext, student: Decoder, streams: Streams) -> None:
         number, blocks, reporter = self._block, len(student.blocks), context.logbook.reporter
         options = evolve(self.config, steps=self.config.steps_of_block)
-        block = student.blocks[number]
         streams.begin(number)
         self._convergence.trend, self._first = Trend(), []
         started, steps_before = time.perf_counter(), 0
-        with only_learning(
-            student, block.get_submodule("attention") if options.distill_target == "attention" else block
-        ):
+        with only_learning(student, parts_of_blocks(student, options.distill_target)[number]):
             # The key is that of all blocks: they see the same samples in the same order, which can then be cached.
             key = f"phase {context.phase_index}"
             loop = self._loop = BlockLoop(context, options, key, student=student, block=number, streams=streams)

@@ -1,16 +1,20 @@
-"""Freeze a model but for one part."""
+"""Freeze a model but for one part, and refuse patterns that name none of what will learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
+from arb_ternary.errors import ConfigError
 from arb_ternary.ternary.models import StoredWeights, stored_modules, ternary_modules
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_train.options import LoopOptions
+from arb_ternary_train.part_names import is_named, near, parts_of
 
-__all__ = ["only_learning"]
+__all__ = ["only_learning", "parts_of_blocks", "refuse_idle_patterns"]
 
 
 @contextmanager
@@ -33,3 +37,30 @@ def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:
             module.frozen = False
         for parameter in parameters:
             parameter.requires_grad_(True)
+
+
+def parts_of_blocks(student: Decoder, distill_target: str) -> Sequence[nn.Module]:
+    """What of each block learns while its turn is, first block first."""
+    return [block.get_submodule("attention") if distill_target == "attention" else block for block in student.blocks]
+
+
+def refuse_idle_patterns(student: Decoder, parts: Sequence[nn.Module], options: LoopOptions, where: str) -> None:
+    """Refuse a pattern of ``freeze`` or ``rate_factors`` that names nothing in ``parts``; nothing else learns.
+
+    Raises:
+        ConfigError: there is one. Patterns that name nothing in the whole model are left to the loop.
+    """
+    names = [*parts_of(student)]
+    inside = {module for part in parts for module in part.modules()}
+    holders = {name for name, module in student.named_modules() if module in inside}
+    learning = [name for name in names if name in holders or name.rpartition(".")[0] in holders]
+    for option, patterns in (("freeze", options.freeze or ()), ("rate_factors", options.rate_factors or {})):
+        for pattern in patterns:
+            if any(is_named(name, [pattern]) for name in names) and not any(
+                is_named(name, [pattern]) for name in learning
+            ):
+                raise ConfigError(
+                    f"{where}.{option}: {pattern!r} has no effect: what it names does not learn in this phase, which "
+                    "trains blocks only",
+                    near(pattern, learning),
+                )

@@ -281,3 +281,24 @@ def test_without_a_teacher_or_with_another_kind_of_student_nothing_begins(tiny: 
         tiny.run("none", tiny.phase("blockwise", teacher="null"))
     with pytest.raises(ConfigError, match="layers: 3, the teacher's is 2; width: 16, the teacher's is 32"):
         tiny.run("other", tiny.phase("blockwise"), "model.layers=3", "model.width=16")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"freeze": ["head"]},
+        {"rate_factors": {"embedding": 0.5}},
+        {"freeze": ["blocks.0.feed_forward"], "distill_target": "attention"},
+    ],
+)
+def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(tiny: Any, options: dict[str, Any]) -> None:
+    [option] = set(options) - {"distill_target"}
+    [pattern] = options[option]
+    words = rf"phases\[0\]\.{option}: '{pattern}' has no effect"
+    with pytest.raises(ConfigError, match=words) as caught:
+        tiny.run("idle", tiny.phase("blockwise", **options))
+    assert "blocks" in str(caught.value.hint)
+
+
+def test_a_pattern_that_names_part_of_a_block_is_taken(tiny: Any) -> None:
+    tiny.run("frozen", tiny.phase("blockwise", freeze=["blocks.0.attention.query"], rate_factors={"*.down": 0.5}))
