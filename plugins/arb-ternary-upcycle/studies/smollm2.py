@@ -50,9 +50,10 @@ TRAINING: Final[Mapping[str, Any]] = {
     "batch_size": STEP // 256, "block_size": 256, "dtype": "bfloat16", "teacher_dtype": "bfloat16", "kd_weight": 1.0,
     "freeze": ["embedding", "head"], "force": True, "eval_every": 0,
 }  # fmt: skip
-#: Rates of votes that are tried, and the steps of a trial: 20,480 tokens.
-RATES: Final = (0.002, 0.005, 0.02)
-TRIAL_STEPS: Final = 10
+#: Rates of votes that are tried, and the steps of a trial: 122,880 tokens. Accumulators begin half a trit or less from
+#: 0 and flip a trit one trit from it, so that in 10 steps hardly any does.
+RATES: Final = (0.02, 0.05, 0.15)
+TRIAL_STEPS: Final = 60
 #: Predictions of held-out text; those of a trial are of the text of tuning.
 MEASURED: Final = 8192
 TRIAL_MEASURED: Final = 4096
