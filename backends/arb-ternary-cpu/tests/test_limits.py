@@ -69,7 +69,8 @@ def test_a_buffer_that_cannot_be_read_is_refused(buffer: torch.Tensor, kind: typ
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_peak_is_a_rate_that_does_not_depend_on_how_long_it_is_measured(backend: CpuBackend, threads: int) -> None:
     torch.set_num_threads(threads)
-    rates = [backend.probe_int8_peak(seconds) for seconds in (1e-4, 1e-3, 4e-3)]
+    # The best of three: a process that loses its core in the middle of a millisecond has no rate.
+    rates = [max(backend.probe_int8_peak(seconds) for _ in range(3)) for seconds in (1e-4, 1e-3, 4e-3)]
     torch.set_num_threads(1)
     # No processor is as slow or as fast as this; a time, a count of operations or a rate per call would be.
     assert all(1e7 < rate < 1e15 for rate in rates), rates

@@ -313,7 +313,7 @@ void for_heads(const BlockCall& call, const AttentionKernels& kernels, const Att
 
 }  // namespace
 
-const AttentionKernels& attention_kernels(int isa, Dtype dtype) {
+const AttentionKernels& attention_kernels(int isa, [[maybe_unused]] Dtype dtype) {
   switch (static_cast<Isa>(isa)) {
 #if defined(ARB_HAVE_AMX)
     case Isa::amx:

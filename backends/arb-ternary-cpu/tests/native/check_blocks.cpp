@@ -142,27 +142,6 @@ bool is_quantised(const int8_t* q, float scale, Y y, int64_t count, double error
   return true;
 }
 
-// r (g - y mean(g y)) for y = r x, and how far float32 may be from it, `error` being the share that x is off by, and
-// `off` what g is.
-struct Back {
-  std::vector<double> values, slack;
-
-  template <class G, class X>
-  Back(G g, X x, double r, int64_t count, double error = 0.0, double off = 0.0) {
-    double mean = 0.0, magnitude = 0.0, size = 0.0;
-    for (int64_t i = 0; i < count; ++i) {
-      mean += g(i) * x(i) * r / static_cast<double>(count);
-      magnitude += std::abs(g(i) * x(i) * r) / static_cast<double>(count);
-      size += std::abs(x(i) * r) / static_cast<double>(count);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(r * (g(i) - x(i) * r * mean));
-      const double y = std::abs(x(i) * r);
-      slack.push_back(r * ((std::abs(g(i)) + y * magnitude) * 2.0 * (sum_error(count) + error) + off * (1.0 + y * size)));
-    }
-  }
-};
-
 void check_norm(Drawn& round) {
   Pieces x(round, false);
   const int64_t rows = round.rows(), columns = round.columns();

@@ -119,3 +119,24 @@ inline bool close(double got, double wanted, double slack, arb::Dtype dtype) {
 // What sums of `count` terms in float32, sixteen lanes wide, may be off by, relative to the sum of their magnitudes; a
 // few roundings beside.
 inline double sum_error(int64_t count) { return (static_cast<double>(count) / 16.0 + 16.0) * 0x1p-24; }
+
+// r (g - y mean(g y)) for y = r x, and how far float32 may be from it, `error` being the share that x is off by, and
+// `off` what g is.
+struct Back {
+  std::vector<double> values, slack;
+
+  template <class G, class X>
+  Back(G g, X x, double r, int64_t count, double error = 0.0, double off = 0.0) {
+    double mean = 0.0, magnitude = 0.0, size = 0.0;
+    for (int64_t i = 0; i < count; ++i) {
+      mean += g(i) * x(i) * r / static_cast<double>(count);
+      magnitude += std::abs(g(i) * x(i) * r) / static_cast<double>(count);
+      size += std::abs(x(i) * r) / static_cast<double>(count);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(r * (g(i) - x(i) * r * mean));
+      const double y = std::abs(x(i) * r);
+      slack.push_back(r * ((std::abs(g(i)) + y * magnitude) * 2.0 * (sum_error(count) + error) + off * (1.0 + y * size)));
+    }
+  }
+};
