@@ -1,0 +1,143 @@
+"""Where a short run of a pure model loses to one whose embedding and head are float: 1,000 steps of 1,024 tokens.
+
+    python plugins/arb-ternary-bench/studies/pure_start.py --work DIR --out RESULT.json
+
+Texts are the built-in one, the topics of Python's own ``help()`` and the source of Python's standard library (both
+under the PSF licence, and on every machine with Python). ``--measure-on choice`` takes losses on a part of the training
+text that is held aside, to choose settings by; ``validation`` on text that nothing else reads. A run whose result is in
+``--work`` already is not repeated, and every finished run is written at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pydoc_data.topics
+import statistics
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Final
+
+from arb_ternary_bench.child import ChildRun
+from arb_ternary_bench.compare import machine_facts
+
+BASE: Final = Path(__file__).with_name("pure_start.yaml")
+#: Bytes of a text that is made here, at most.
+LONGEST: Final = 4_000_000
+#: What is changed in the config.
+VARIANTS: Final[dict[str, tuple[str, ...]]] = {
+    "pure": (),
+    "pure_zero_head": ("model.zero_head=true",),
+    "float_head": (
+        'model.float_parts=["head"]',
+        "model.logit_scale=0",
+        'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.1},"float":{"name":"adamw","lr":0.006}}',
+    ),
+    "float_embedding": (
+        'model.float_parts=["embedding"]',
+        "model.embedding_scale_rule=residual",
+        'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.1},"float":{"name":"adamw","lr":0.006}}',
+    ),
+    "float_embedding_and_head": (
+        'model.float_parts=["embedding","head"]',
+        "model.embedding_scale_rule=residual",
+        "model.logit_scale=0",
+        'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.15},"float":{"name":"adamw","lr":0.006}}',
+    ),
+}
+TEXTS: Final = ("shakespeare", "topics", "library")
+
+
+def _content(name: str) -> str:
+    if name == "topics":
+        return "\n".join(pydoc_data.topics.topics[each] for each in sorted(pydoc_data.topics.topics))
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)[:LONGEST]
+
+
+def data_of(name: str, measured_on: str, folder: Path) -> dict[str, Any]:
+    """The section ``data`` of a config: a text to train on and one to measure on."""
+    if name == "shakespeare":
+        return {"name": name, "tokenizer": "bytes", "tuning": measured_on == "choice"}
+    text = _content(name)
+    cuts = dict(zip(("train", "choice", "validation"), (0, len(text) * 8 // 10, len(text) * 9 // 10), strict=True))
+    for part, first in cuts.items():
+        last = min((cut for cut in cuts.values() if cut > first), default=len(text))
+        (folder / f"{name}-{part}.txt").write_text(text[first:last], encoding="utf-8")
+    files = {"path": folder / f"{name}-train.txt", "validation": folder / f"{name}-{measured_on}.txt"}
+    return {"name": "text", "tokenizer": "bytes", **{key: str(path) for key, path in files.items()}}
+
+
+def run(work: Path, text: str, variant: str, seed: int, steps: int, measured_on: str) -> dict[str, Any]:
+    """Losses of one run, which is made where it is not there yet: on the text measured on, and of some first steps."""
+    directory = work / f"{text}-{measured_on}-{variant}-{seed}-{steps}"
+    if not (directory / "result.json").exists():
+        data = json.dumps(data_of(text, measured_on, work))
+        shape = {"steps": steps, "eval_every": steps, "log_every": 10}
+        overrides = [f"data={data}", f"seed={seed}", "threads=1"]
+        overrides += [f"phases.0.{key}={value}" for key, value in shape.items()]
+        child = ChildRun.start(BASE, directory, [*overrides, *VARIANTS[variant]], threads=1)
+        if ended := child.wait().code:
+            sys.exit(f"{directory}: the run ended with {ended}\n{child.log_tail()}")
+    report = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = {each["step"]: each["loss"] for each in map(json.loads, lines) if each["event"] == "train"}
+    return {
+        "loss": report["validation_loss"],
+        "state_bits_per_parameter": report["audit"]["state_bits_per_parameter"],
+        "first_training_loss": losses[1],
+        "training_losses": {
+            step: statistics.fmean(losses[each] for each in range(step - 49, step + 1))
+            for step in range(50, steps + 1, 50)
+        },
+    }
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Mean and standard deviation over seeds, a line a text and a variant."""
+    lines = ["| text | embedding and head | loss | seeds |", "|---|---|---:|---:|"]
+    groups: dict[tuple[str, str], list[float]] = {}
+    for found in runs.values():
+        groups.setdefault((found["text"], found["variant"]), []).append(found["loss"])
+    for (text, variant), losses in groups.items():
+        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        lines.append(f"| {text} | {variant} | {statistics.fmean(losses):.4f}{spread} | {len(losses)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--steps", type=int, default=1000, help="of a run (default: %(default)s)")
+    parser.add_argument("--texts", default=",".join(TEXTS), help="which (default: %(default)s)")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="which (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
+    parser.add_argument("--measure-on", choices=("choice", "validation"), default="validation")
+    arguments = parser.parse_args()
+    work: Path = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"machine": machine_facts(), "runs": {}}
+    if arguments.out.exists():
+        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    for seed in range(arguments.seeds):
+        for text in arguments.texts.split(","):
+            for variant in arguments.variants.split(","):
+                name = f"{text}, {arguments.measure_on}, {variant}, seed {seed}, {arguments.steps} steps"
+                if name not in result["runs"]:
+                    found = run(work, text, variant, seed, arguments.steps, arguments.measure_on)
+                    facts = {"text": text, "variant": variant, "seed": seed, "steps": arguments.steps}
+                    result["runs"][name] = {**facts, "measured_on": arguments.measure_on, **found}
+                    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    chosen = {
+        name: found
+        for name, found in result["runs"].items()
+        if (found["measured_on"], found["steps"]) == (arguments.measure_on, arguments.steps)
+    }
+    print(table(chosen))
+
+
+if __name__ == "__main__":
+    main()
