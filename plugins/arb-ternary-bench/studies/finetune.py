@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pydoc_data.topics
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.texts import divide_text, help_topics
 
 BITNET = Path(__file__).parents[3] / "docs" / "examples" / "bitnet.yaml"
 SEEDS: Final = (0, 1, 2)
@@ -41,17 +41,6 @@ RATES: Final[dict[str, tuple[float, ...]]] = {
 EMBEDDING_RATE: Final = 0.004
 #: A rate that changes next to nothing in the one step after which the loss before any is measured.
 NO_RATE: Final = 1e-6
-
-
-def parts(folder: Path) -> dict[str, Path]:
-    """The text in three files: to train on, to choose rates with, to measure on."""
-    text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-    cuts = [0, len(text) * 8 // 10, len(text) * 9 // 10, len(text)]
-    files = {}
-    for name, first, last in zip(("train", "choice", "validation"), cuts, cuts[1:], strict=False):
-        files[name] = folder / f"{name}.txt"
-        files[name].write_text(text[first:last], encoding="utf-8")
-    return files
 
 
 def arb(*arguments: str | Path) -> None:
@@ -121,7 +110,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of a fine-tuning (default: %(default)s)")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    texts = parts(arguments.work)
+    texts = divide_text(help_topics(), arguments.work)
     studies = {seed: Study(arguments.work, seed, arguments.steps, texts) for seed in SEEDS}
     pretrained = {0: studies[0].publish()}
     trials = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pydoc_data.topics
 import statistics
 import sys
 import sysconfig
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.texts import divide_text, help_topics
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
 #: Bytes of a text that is made here, at most.
@@ -51,7 +51,7 @@ TEXTS: Final = ("shakespeare", "topics", "library")
 
 def _content(name: str) -> str:
     if name == "topics":
-        return "\n".join(pydoc_data.topics.topics[each] for each in sorted(pydoc_data.topics.topics))
+        return help_topics()
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files)[:LONGEST]
 
@@ -60,13 +60,9 @@ def data_of(name: str, measured_on: str, folder: Path) -> dict[str, Any]:
     """The section ``data`` of a config: a text to train on and one to measure on."""
     if name == "shakespeare":
         return {"name": name, "tokenizer": "bytes", "tuning": measured_on == "choice"}
-    text = _content(name)
-    cuts = dict(zip(("train", "choice", "validation"), (0, len(text) * 8 // 10, len(text) * 9 // 10), strict=True))
-    for part, first in cuts.items():
-        last = min((cut for cut in cuts.values() if cut > first), default=len(text))
-        (folder / f"{name}-{part}.txt").write_text(text[first:last], encoding="utf-8")
-    files = {"path": folder / f"{name}-train.txt", "validation": folder / f"{name}-{measured_on}.txt"}
-    return {"name": "text", "tokenizer": "bytes", **{key: str(path) for key, path in files.items()}}
+    files = divide_text(_content(name), folder, f"{name}-")
+    paths = {"path": str(files["train"]), "validation": str(files[measured_on])}
+    return {"name": "text", "tokenizer": "bytes", **paths}
 
 
 def run(work: Path, text: str, variant: str, seed: int, steps: int, measured_on: str) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_text.models.generate import generate
 from arb_ternary_train.restore import load_run
 
 PROMPT = "MACBETH."
@@ -53,11 +52,8 @@ def by_run(run: Path, prompt: str, tokens: int) -> str:
     for module in model.modules():
         if hasattr(module, "activations"):
             module.activations = "float"
-    ids = list(prompt.encode())
-    with torch.no_grad():
-        for _ in range(tokens):
-            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    return bytes(ids[len(prompt.encode()) :]).decode(errors="replace")
+    written = generate(model, list(prompt.encode()), max_new_tokens=tokens, temperature=0)
+    return bytes(written).decode(errors="replace")
 
 
 def table(result: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "check_readable",
     "check_shape",
     "float_dtype",
+    "native_eps",
     "packed_shape",
 ]
 
@@ -51,6 +52,11 @@ def float_dtype(dtype: torch.dtype, name: str) -> int:
     if index is None:
         raise TypeError(f"{name}: the cpu backend serves float32, bfloat16 and float16, got {dtype}")
     return index
+
+
+def native_eps(eps: float | None) -> float:
+    """What is added to a mean square below a root, as kernels are told it; -1 where rows are not normalised (None)."""
+    return -1.0 if eps is None else eps
 
 
 def check_readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:

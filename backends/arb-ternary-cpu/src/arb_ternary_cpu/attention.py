@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_readable, float_dtype
+from arb_ternary_cpu.arguments import check_readable, float_dtype, native_eps
 
 __all__ = ["kernels"]
-
-#: An eps that says: not normalised.
-_NONE: Final = -1.0
 
 _Angles = tuple[Tensor, Tensor]
 _Five = tuple[int, int, int, int, int]
@@ -63,10 +60,6 @@ def _attended(
     return _Attended((query, key, value, *turned), addresses, dtype, sizes)
 
 
-def _eps(eps: float | None) -> float:
-    return _NONE if eps is None else eps
-
-
 def _attend(
     isa: int,
     query_ME: Tensor,
@@ -83,7 +76,7 @@ def _attend(
     seen = torch.empty_like(of.held[0])
     logs = torch.empty((of.sizes[0], heads, length))
     if seen.numel():
-        eps = (_eps(query_eps), _eps(key_eps))
+        eps = (native_eps(query_eps), native_eps(key_eps))
         _native.attend(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, seen.data_ptr(), logs.data_ptr())
     return seen, logs
 
@@ -110,7 +103,7 @@ def _attend_backward(
     logs = check_readable(logs_BHS, "logs", torch.float32, (of.sizes[0], heads, length))
     grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     if query.numel():
-        eps = (_eps(query_eps), _eps(key_eps))
+        eps = (native_eps(query_eps), native_eps(key_eps))
         read = (seen.data_ptr(), logs.data_ptr(), grad.data_ptr())
         written = (each.data_ptr() for each in grads)
         _native.attend_back(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, *read, *written)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import ACTIVATIONS, WORD, check_readable, float_dtype
+from arb_ternary_cpu.arguments import ACTIVATIONS, WORD, check_readable, float_dtype, native_eps
 
 __all__ = ["kernels"]
-
-#: An eps that says: not normalised.
-_NONE: Final = -1.0
 
 
 class _Rows:
@@ -56,7 +53,7 @@ def _normalise_quantize(isa: int, x: Tensor, eps: float | None) -> tuple[Tensor,
             of.native,
             of.dtype,
             of.rows,
-            _NONE if eps is None else eps,
+            native_eps(eps),
             q.data_ptr(),
             scale.data_ptr(),
             _address(r),
@@ -114,7 +111,7 @@ def _activate_quantize(
             dtype,
             rows,
             columns,
-            _NONE if eps is None else eps,
+            native_eps(eps),
             q.data_ptr(),
             scale.data_ptr(),
             _address(r),
@@ -183,7 +180,7 @@ def _turn_heads(
             _Rows(y, "y").native,
             _address(cos),
             _address(sin),
-            _NONE if eps is None else eps,
+            native_eps(eps),
             _address(r),
         )
     return y, r

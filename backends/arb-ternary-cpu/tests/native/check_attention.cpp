@@ -269,13 +269,4 @@ void round(uint64_t seed) {
 
 }  // namespace
 
-#if defined(ARB_FUZZ)
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  arb::prepare_threads();
-  return 0;
-}
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return fuzz_round(round, data, size); }
-#else
-int main(int argc, char** argv) { return run_rounds(round, argc, argv); }
-#endif
+#include "check_main.h"

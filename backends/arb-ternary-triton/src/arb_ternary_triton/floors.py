@@ -33,13 +33,15 @@ class Arriving:
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers.to("cpu", non_blocking=True)  # pinned, where the transfer need not be waited for
         self._sent: Any = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        self._read: list[int] | None = None
 
     def read(self) -> list[int]:
-        """The numbers."""
-        if self._sent is not None:
-            self._sent.synchronize()
-        found: list[int] = self._numbers.tolist()
-        return found
+        """The numbers; every product asks, and the first waits."""
+        if self._read is None:
+            if self._sent is not None:
+                self._sent.synchronize()
+            self._read = self._numbers.tolist()
+        return self._read
 
 
 @frozen(eq=False)

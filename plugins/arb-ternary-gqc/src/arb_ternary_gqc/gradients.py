@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from arb_ternary.optim.protocol import inner_optimizers
-from arb_ternary.optim.ternary import TernaryOptimizer
+from arb_ternary.optim.ternary import TernaryOptimizer, to_host
 from arb_ternary.ternary.module import TernaryModule
 
 __all__ = ["Gradients", "as_number", "float_parameters", "on_host", "ternary_modules_of"]
@@ -46,17 +46,9 @@ def on_host(scalars: Sequence[Tensor]) -> list[Tensor]:
 
     What decides on them may then read them as often as it likes, and computes with them in the gradients' precision.
     """
-    found = list(scalars)
-    by_device: dict[torch.device, list[int]] = {}
-    for index, scalar in enumerate(found):
-        if scalar.device.type != "cpu":
-            by_device.setdefault(scalar.device, []).append(index)
-    for places in by_device.values():
-        # Doubles hold the numbers of every narrower dtype exactly.
-        brought = torch.stack([found[index].detach().double().reshape(()) for index in places]).cpu()
-        for index, number in zip(places, brought, strict=True):
-            found[index] = number.to(found[index].dtype)
-    return found
+    # Doubles hold the numbers of every narrower dtype exactly.
+    numbers = to_host([scalar.detach().double().reshape(()) for scalar in scalars])
+    return [torch.tensor(number, dtype=scalar.dtype) for number, scalar in zip(numbers, scalars, strict=True)]
 
 
 def as_number(scalar: Tensor) -> float:

@@ -46,7 +46,10 @@ class DirectOptimizer(Optimizer):
 
     def _gradient_norm(self) -> float:
         norms = [m.gradient.norm() for m in self._modules.values() if m.gradient is not None]
-        return float(sum(to_host([torch.stack(norms).norm()]))) if norms else 0.0
+        if not norms:
+            return 0.0
+        (norm,) = to_host([torch.stack(norms).norm()])
+        return float(norm)
 
     def may_step(self) -> bool:
         """Whether the gradients are finite."""

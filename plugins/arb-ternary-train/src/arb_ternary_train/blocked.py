@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from arb_ternary.protocols.data import MaskedBatch, MaskingStrategy
 from arb_ternary_train.protocols import BlockedLogits, OwnLosses, Scores
 
-__all__ = ["counted", "counted_losses", "loss_in_blocks"]
+__all__ = ["counted", "counted_losses", "judge_of", "loss_in_blocks"]
 
 
 def loss_in_blocks(
@@ -26,7 +26,7 @@ def loss_in_blocks(
         masking: whose predictions are judged.
         arguments: of a forward pass.
     """
-    found = _judge(model, batch, masking)
+    found = judge_of(model, batch, masking)
     if found is None:
         return None
     hidden_BSD = found.hidden(batch.inputs, **arguments)
@@ -39,14 +39,15 @@ def counted_losses(
     model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy, arguments: Mapping[str, Tensor]
 ) -> Tensor | None:
     """Loss of each prediction that counts, float32 ``[M]``, without gradients; None where logits are to be made."""
-    found = None if isinstance(masking, Scores) else _judge(model, batch, masking)
+    found = None if isinstance(masking, Scores) else judge_of(model, batch, masking)
     if found is None:
         return None
     hidden_MD, targets_M = counted(found.hidden(batch.inputs, **arguments), batch)
     return found.cross_entropies(hidden_MD, targets_M) if len(targets_M) else hidden_MD.new_zeros(0).float()
 
 
-def _judge(model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy) -> BlockedLogits | None:
+def judge_of(model: nn.Module, batch: MaskedBatch, masking: MaskingStrategy) -> BlockedLogits | None:
+    """``model``, where it is to judge the predictions that count in ``batch`` from its hidden state; else None."""
     if isinstance(masking, OwnLosses) or not isinstance(model, BlockedLogits):
         return None
     return model if model.judges_in_blocks(int(batch.loss_mask.sum())) else None

@@ -116,7 +116,8 @@ class BlockwisePhase:
         streams.begin(number)
         self._convergence.trend, self._first = Trend(), []
         started, steps_before = time.perf_counter(), 0
-        with only_learning(student, parts_of_blocks(student, options.distill_target)[number]):
+        part = parts_of_blocks(student, options.distill_target)[number]
+        with only_learning(student, student.get_submodule(part)):
             # The key is that of all blocks: they see the same samples in the same order, which can then be cached.
             key = f"phase {context.phase_index}"
             loop = self._loop = BlockLoop(context, options, key, student=student, block=number, streams=streams)

@@ -15,10 +15,9 @@ from arb_ternary.errors import ConfigError
 from arb_ternary.protocols.data import Batch, MaskedBatch
 from arb_ternary_text.models.blocked_loss import Guide
 from arb_ternary_text.models.decoder import Decoder
-from arb_ternary_train.blocked import counted
+from arb_ternary_train.blocked import counted, judge_of
 from arb_ternary_train.evaluate import evaluate, forward_arguments
 from arb_ternary_train.loop import TrainingLoop
-from arb_ternary_train.protocols import OwnLosses
 from arb_ternary_train.standard import StandardPhase
 from arb_ternary_upcycle.distillation import divergence
 from arb_ternary_upcycle.stages import find_stage
@@ -58,11 +57,9 @@ class DistillingLoop(TrainingLoop):
     def loss_in_blocks(self, masked: MaskedBatch) -> Tensor | None:
         """See the class; None where ``loss`` and ``predict`` are called."""
         student, teacher = self.model, self._teacher
-        if teacher is None or self.options.compile_model or isinstance(self.context.masking, OwnLosses):
-            return super().loss_in_blocks(masked)
-        if not isinstance(student, Decoder) or forward_arguments(student, masked):
+        if teacher is None or self.options.compile_model or not isinstance(student, Decoder):
             return None
-        if not student.judges_in_blocks(int(masked.loss_mask.sum())):
+        if forward_arguments(student, masked) or judge_of(student, masked, self.context.masking) is None:
             return None
         with torch.no_grad():
             theirs_MD = counted(teacher.hidden(masked.inputs), masked)[0]

@@ -39,26 +39,24 @@ def only_learning(model: nn.Module, part: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def parts_of_blocks(student: Decoder, distill_target: str) -> Sequence[nn.Module]:
-    """What of each block learns while its turn is, first block first."""
-    return [block.get_submodule("attention") if distill_target == "attention" else block for block in student.blocks]
+def parts_of_blocks(student: Decoder, distill_target: str) -> Sequence[str]:
+    """Names of what learns of each block while its turn is, first block first."""
+    part = ".attention" if distill_target == "attention" else ""
+    return [f"blocks.{number}{part}" for number in range(len(student.blocks))]
 
 
-def refuse_idle_patterns(student: Decoder, parts: Sequence[nn.Module], options: LoopOptions, where: str) -> None:
+def refuse_idle_patterns(student: Decoder, parts: Sequence[str], options: LoopOptions, where: str) -> None:
     """Refuse a pattern of ``freeze`` or ``rate_factors`` that names nothing in ``parts``; nothing else learns.
 
     Raises:
         ConfigError: there is one. Patterns that name nothing in the whole model are left to the loop.
     """
     names = [*parts_of(student)]
-    inside = {module for part in parts for module in part.modules()}
-    holders = {name for name, module in student.named_modules() if module in inside}
-    learning = [name for name in names if name in holders or name.rpartition(".")[0] in holders]
+    learning = [name for name in names if name.startswith(tuple(f"{part}." for part in parts))]
     for option, patterns in (("freeze", options.freeze or ()), ("rate_factors", options.rate_factors or {})):
         for pattern in patterns:
-            if any(is_named(name, [pattern]) for name in names) and not any(
-                is_named(name, [pattern]) for name in learning
-            ):
+            named = [name for name in names if is_named(name, [pattern])]
+            if named and not set(named) & set(learning):
                 raise ConfigError(
                     f"{where}.{option}: {pattern!r} has no effect: what it names does not learn in this phase, which "
                     "trains blocks only",

@@ -1,0 +1,15 @@
+// How a check begins: by a fuzzer, or with a number of rounds and the first seed. Included last, behind its `round`.
+#pragma once
+
+#include "rounds.h"
+
+#if defined(ARB_FUZZ)
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  arb::prepare_threads();
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return fuzz_round(round, data, size); }
+#else
+int main(int argc, char** argv) { return run_rounds(round, argc, argv); }
+#endif

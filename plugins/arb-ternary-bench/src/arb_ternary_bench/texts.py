@@ -1,0 +1,33 @@
+"""Texts that come with Python, for studies of models on what nothing was tuned on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["divide_text", "help_topics"]
+
+
+def help_topics() -> str:
+    """The topics of Python's own ``help()``, under the PSF licence; they differ between versions of Python."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def divide_text(text: str, folder: Path, prefix: str = "") -> dict[str, Path]:
+    """Write a text in three files, and return them by name.
+
+    They are ``train``, four fifths to train on; ``choice``, a tenth to choose settings by; and ``validation``, the last
+    tenth, to measure on.
+
+    Args:
+        text: the whole.
+        folder: where the files go; those that are there are replaced.
+        prefix: their names begin with this.
+    """
+    cuts = [0, len(text) * 8 // 10, len(text) * 9 // 10, len(text)]
+    files = {}
+    for name, first, last in zip(("train", "choice", "validation"), cuts, cuts[1:], strict=False):
+        files[name] = folder / f"{prefix}{name}.txt"
+        files[name].write_text(text[first:last], encoding="utf-8")
+    return files
