@@ -17,13 +17,14 @@ from arb_ternary.config.fields import config_fields
 from arb_ternary.optim.protocol import PART_NOUNS, Planned
 from arb_ternary.specs import OptimizerSpec, TrainedPart
 from arb_ternary_train.config import RunConfig
+from arb_ternary_train.settling import unsettled_faults
 
 __all__ = ["find_contradictions", "planned_parts"]
 
 
 def find_contradictions(run: RunConfig) -> list[Fault]:
     """What is wrong with components beside each other, each fault at the option that is in the way."""
-    return list(_faults(run, (), run, planned_parts(run)))
+    return [*_faults(run, (), run, planned_parts(run)), *unsettled_faults(run)]
 
 
 def planned_parts(run: RunConfig) -> Planned | None:

@@ -351,3 +351,40 @@ class PlansState(Protocol):
     """An optimizer that says before its first step how many bytes of tensors it will keep, beside those inside it."""
 
     def planned_state_bytes(self) -> int: ...
+
+
+@frozen(kw_only=True)
+class Course:
+    """How a run trains: what options that are ``auto`` follow from.
+
+    Attributes:
+        steps: optimizer steps of a phase.
+        tokens: predictions of a step.
+        mean_rate: mean of the schedule over the steps, as a fraction of its peak.
+        width: of the model.
+    """
+
+    steps: int
+    tokens: int
+    mean_rate: float
+    width: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps:,} steps of {self.tokens:,} tokens, a mean rate of {self.mean_rate:.3g} of the peak, "
+            f"width {self.width:,}"
+        )
+
+
+@runtime_checkable
+class SettlesOptions(Protocol):
+    """Options of a component of which some may be ``auto``."""
+
+    @property
+    def unsettled(self) -> tuple[str, ...]:
+        """Names of those that are."""
+        ...
+
+    def settled(self, course: Course) -> Mapping[str, float]:
+        """A value for each of them, the same wherever and whenever it is asked for."""
+        ...

@@ -43,6 +43,7 @@ from arb_ternary_train.ranks.weights import place_weights
 from arb_ternary_train.ranks.world import World
 from arb_ternary_train.report import RunReport, make_report
 from arb_ternary_train.seeding import deterministic_algorithms
+from arb_ternary_train.settling import CHOSEN, Settled, settle
 from arb_ternary_train.signals import StopRequest
 from arb_ternary_train.standard import LogOptions
 from arb_ternary_train.threads import recorded_threads
@@ -112,6 +113,13 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         request = _as_restarted(request, world)
         files, named = _located(config, request, world)
         exists = world.from_main(files.exists)
+        settled = settle(config, world.from_main(lambda: files.record().get(CHOSEN, {})) if exists else {})
+        if settled.course is not None and request.init_from is not None:
+            raise UsageProblem(
+                f"--init-from: {', '.join(settled.record())} is auto, which is for weights drawn at random",
+                "Give the rate as a number, such as a fifth of the one that the weights were trained with.",
+            )
+        config = settled.config
         # What is skipped may be a head for other classes, so that the data alone say how many there are.
         model_from = files.path if exists else None if request.init_skip else request.init_from
         size = world.from_main(lambda: _vocabulary_of(model_from))
@@ -121,7 +129,7 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         check_patterns(config, parts.model)
         identity = run_identity(config, parts.data)
         if not exists:
-            world.from_main(lambda: _create(files, config, parts, request))
+            world.from_main(lambda: _create(files, settled, parts, request))
         world.from_main(lambda: stack.enter_context(files.locked()))
         store = CheckpointStore(files.checkpoints, keep=config.checkpoint.keep, faults=request.faults)
         checkpoint = _checkpoint(store, request, named, world)
@@ -149,6 +157,8 @@ def _open_run(config: RunConfig, request: RunRequest) -> Iterator[TrainingContex
         )
         ranks = f", {world.size} ranks" if world.size > 1 else ""
         context.note(f"{files.path}: backend {parts.backend.name} ({parts.backend.source}), {parts.device}{ranks}")
+        for line in settled.notes():
+            context.note(line)
         stack.enter_context(_announce_end(context))
         _begin(context, checkpoint, request)
         del checkpoint  # its optimizer state would stay in memory as long as the run
@@ -185,8 +195,8 @@ def _as_restarted(request: RunRequest, world: World) -> RunRequest:
     return request
 
 
-def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: RunRequest) -> None:
-    data = parts.data
+def _create(files: RunDirectory, settled: Settled, parts: RunParts, request: RunRequest) -> None:
+    config, data = settled.config, parts.data
     record: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
@@ -200,6 +210,7 @@ def _create(files: RunDirectory, config: RunConfig, parts: RunParts, request: Ru
         "versions": versions_of(config, parts.backend.name),
         "init_from": None if request.init_from is None else str(request.init_from),
         **({"init_skip": [*request.init_skip]} if request.init_skip else {}),
+        **({CHOSEN: settled.record()} if settled.chosen else {}),
     }
     files.create(dump_yaml(to_plain(config)), record, data.attachments() if isinstance(data, Attachments) else {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -10,12 +10,14 @@ from attrs import frozen
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
 from arb_ternary.config.fields import without_effect
-from arb_ternary.config.options import option
+from arb_ternary.config.options import Rule, option
 from arb_ternary.optim.protocol import Planned
+from arb_ternary_votes.rate import AUTO, rate_of
 
 __all__ = ["MomentumVotesConfig", "ScaledVotesConfig", "SignVotesConfig"]
 
 _threshold = and_(instance_of(int), ge(1), le(127))
+_rate = Rule("greater than 0, or auto", lambda value: value == AUTO or value > 0, {"exclusiveMinimum": 0})
 _NO_EXPONENTS = "no exponent of the model learns by votes"
 
 
@@ -64,10 +66,11 @@ class SignVotesConfig:
 class ScaledVotesConfig:
     """Options of the scaled-vote rule."""
 
-    lr: float = option(
+    lr: float | Literal["auto"] = option(
         0.1,
-        "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation.",
-        validator=gt(0.0),
+        "Rate at the start: trits that a weight moves in a step whose gradient is one standard deviation; auto = what "
+        "length, batch and schedule of the run and the width of the model say, for training from random weights.",
+        validator=_rate,
     )
     clip: float = option(
         2.5, "Largest normalised gradient of proportional votes, in standard deviations.", validator=gt(0.0)
@@ -110,6 +113,15 @@ class ScaledVotesConfig:
     )
     band: int = option(2, "How far an exponent may move from its initial value.", validator=ge(0))
 
+    @property
+    def unsettled(self) -> tuple[str, ...]:
+        """The options that are ``auto``."""
+        return ("lr",) if self.lr == AUTO else ()
+
+    def settled(self, course: Any) -> Mapping[str, float]:
+        """What ``auto`` is in a run of this ``course``; see :func:`arb_ternary_votes.rate.rate_of`."""
+        return {name: rate_of(course) for name in self.unsettled}
+
     def contradictions_in(self, run: Any, planned: Planned | None) -> Iterator[tuple[str, str]]:
         """See ``arb_ternary.optim.protocol.Planned``."""
         if self.vote_levels and getattr(run.optimizer.options, "defers", False):
@@ -143,6 +155,8 @@ class ScaledVotesConfig:
         ):
             yield from without_effect(self, "votes of the tail are one quantum", "clip")
         if planned.vote_bits == 2:
+            if self.lr == AUTO:
+                yield "lr", "auto is for accumulators of 8 or 4 bits, and with 2 a rate is a chance of flips; try 0.02"
             yield from without_effect(
                 self, "accumulators of 2 bits keep nothing after a step", "carry", "leak", "leak_every"
             )

@@ -186,5 +186,13 @@ def _cell(group: Mapping[str, Any], module: TernaryModule) -> int:
 
 
 def build(config: ScaledVotesConfig, trainable: Trainable) -> ScaledVotes:
-    """Factory of the optimizer ``scaled_votes``: all ternary modules of ``trainable``."""
+    """Factory of the optimizer ``scaled_votes``: all ternary modules of ``trainable``.
+
+    Raises:
+        ConfigError: the rate is still ``auto``, which a run settles from its course before it builds anything.
+    """
+    if config.unsettled:
+        raise ConfigError(
+            "lr: auto is chosen by a run of `arb train`, and nothing here says its length", "Give a number."
+        )
     return ScaledVotes(trainable.ternary, **asdict(config))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from attrs import evolve
 
 from arb_ternary.cli.options import as_json, document_called, document_name, overrides, plugin_files
 from arb_ternary.cli.output import print_json, print_table
@@ -80,9 +81,12 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
     from arb_ternary.config.errors import show_path
     from arb_ternary.config.fields import leaves, to_plain
     from arb_ternary.config.yaml_document import dump_inline, dump_yaml
+    from arb_ternary_train.config import RunConfig
 
     spec = document_called(document)
     loaded: LoadedConfig[Any] = load_target(f"document '{spec.name}':", spec.target)(path, overrides)
+    if isinstance(loaded.config, RunConfig):
+        loaded = _without_auto(loaded)
     plain = to_plain(loaded.config, given=False)
     rows = [(show_path(where), value, str(loaded.origins[where])) for where, value in leaves(plain)]
     if as_json:
@@ -92,6 +96,16 @@ def show(path: Path, document: str | None, origin: bool, overrides: tuple[str, .
         print_table(("setting", "value", "origin"), [(where, dump_inline(value), text) for where, value, text in rows])
     else:
         click.echo(dump_yaml(plain), nl=False)
+
+
+def _without_auto(loaded: LoadedConfig[Any]) -> LoadedConfig[Any]:
+    """What a new run would make of options that are ``auto``, each with what it follows from."""
+    from arb_ternary.config.errors import Origin
+    from arb_ternary_train.settling import settle
+
+    settled = settle(loaded.config)
+    derived = {path: Origin("derived", f"{loaded.origins[path]}: auto, {settled.course}") for path in settled.chosen}
+    return evolve(loaded, config=settled.config, origins={**loaded.origins, **derived})
 
 
 @click.command("schema")

@@ -26,6 +26,7 @@ from arb_ternary_train.precision import resolve_device
 from arb_ternary_train.progress import Silent
 from arb_ternary_train.protocols import PlansSteps
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.settling import settle
 
 __all__ = ["Outlook", "PhaseOutlook", "look_ahead"]
 
@@ -96,7 +97,9 @@ def look_ahead(config: RunConfig, *, probe: bool) -> Outlook:
         ArbError: the run could not begin either.
     """
     notes: list[str] = []
-    config = _on_this_machine(config, notes)
+    settled = settle(_on_this_machine(config, notes))
+    config = settled.config
+    notes += settled.notes()
     data: DataSource = require_protocol(config.data.build(), DataSource, config.data)
     model = _outline(config, data.vocabulary_size)
     counted = audit(model)

@@ -15,6 +15,7 @@ from arb_ternary_train.loading import load_config
 from arb_ternary_train.manifest.plan import PlannedRun
 from arb_ternary_train.report import RunReport
 from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.settling import CHOSEN, settle
 
 __all__ = ["execute", "is_finished"]
 
@@ -69,7 +70,8 @@ def is_finished(run: PlannedRun) -> bool:
         passed = all(check["passed"] or not check["fails_run"] for check in checks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArbError(f"{directory.result_file}: cannot be read: {error}") from error
-    return passed and _deciding(load_config(directory.config_file).config) == _deciding(run.config)
+    config = settle(run.config, directory.record().get(CHOSEN, {})).config
+    return passed and _deciding(load_config(directory.config_file).config) == _deciding(config)
 
 
 def _deciding(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""``lr: auto`` of scaled votes beside the best of a grid of rates, on three configs that its rule was not made from.
+
+    python plugins/arb-ternary-bench/studies/auto_rate.py --work DIR --out RESULT.json
+
+Losses are those on a part of the training text that is held aside. A run whose result is in ``--work`` already is not
+repeated, and every finished run is written at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Final
+
+from arb_ternary_bench.child import ChildRun
+from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.texts import divide_text, help_topics
+
+BASE: Final = Path(__file__).with_name("pure_start.yaml")
+#: A factor of 1.5 apart.
+GRID: Final = (0.053, 0.08, 0.12, 0.18, 0.27)
+#: Bytes of a text that is made here, at most.
+LONGEST: Final = 1_000_000
+_SMALL: Final = {"model.width": 64, "model.layers": 2, "model.feed_forward": 128}
+_SHORT: Final = {"phases.0.lr_schedule": "cosine", "phases.0.warmup_steps": 30, "phases.0.block_size": 64}
+_SPLIT: Final = {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.006}}
+#: A text, what is changed in the base config, and the option that is the rate.
+CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
+    "source code, pure, 600 steps of 512 tokens, cosine": (
+        "library",
+        {**_SMALL, **_SHORT, "phases.0.steps": 600},
+        "optimizer.lr",
+    ),
+    "help topics, float embedding and head, 150 steps of 2,048 tokens, linear": (
+        "topics",
+        {
+            "model.width": 96,
+            "model.layers": 2,
+            "model.feed_forward": 192,
+            "model.float_parts": ["embedding", "head"],
+            "model.embedding_scale_rule": "residual",
+            "model.logit_scale": 0,
+            "optimizer": _SPLIT,
+            "phases.0.steps": 150,
+            "phases.0.batch_size": 16,
+            "phases.0.warmup_steps": 15,
+        },
+        "optimizer.ternary.lr",
+    ),
+    "shakespeare, bytes hidden, pure, 300 steps of 1,024 tokens, sqrt": (
+        "shakespeare",
+        {
+            **_SMALL,
+            "masking": "absorbing",
+            "model.causal": False,
+            "phases.0.steps": 300,
+            "phases.0.warmup_steps": 15,
+            "phases.0.lr_schedule": "sqrt",
+        },
+        "optimizer.lr",
+    ),
+}
+
+
+def data_of(text: str, folder: Path) -> dict[str, Any]:
+    """The section ``data`` of a config: a text to train on, and a part of it to measure on."""
+    if text == "shakespeare":
+        return {"name": text, "tokenizer": "bytes", "tuning": True}
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    content = help_topics() if text == "topics" else "\n".join(file.read_text(encoding="utf-8") for file in files)
+    parts = divide_text(content[:LONGEST], folder, f"{text}-")
+    return {"name": "text", "tokenizer": "bytes", "path": str(parts["train"]), "validation": str(parts["choice"])}
+
+
+def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, float]:
+    """The rate of one run, as a number, and its loss; it is made where it is not there yet."""
+    text, changes, option = CONFIGS[name]
+    directory = work / f"{text}-{rate}-{seed}"
+    if not (directory / "result.json").exists():
+        settings = {"data": data_of(text, work), "seed": seed, "threads": 1, "phases.0.eval_every": 1000, **changes}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        child = ChildRun.start(BASE, directory, [*overrides, f"{option}={rate}"], threads=1)
+        if ended := child.wait().code:
+            sys.exit(f"{directory}: the run ended with {ended}\n{child.log_tail()}")
+    chosen = json.loads((directory / "run.json").read_text(encoding="utf-8")).get("chosen", {option: rate})
+    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    return chosen[option], result["validation_loss"]
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """A line a config: the losses of the grid, and of ``auto``."""
+    lines = [f"| config | {' | '.join(map(str, GRID))} | auto | behind the best |", "|---|" + "---:|" * (len(GRID) + 2)]
+    for name in CONFIGS:
+        found = {each["asked"]: each for each in runs.values() if each["config"] == name and each["seed"] == 0}
+        if set(found) != {*GRID, "auto"}:
+            continue
+        losses = [found[rate]["loss"] for rate in GRID]
+        auto = found["auto"]
+        shown = " | ".join(f"{loss:.4f}" for loss in losses)
+        lines.append(f"| {name} | {shown} | {auto['loss']:.4f} at {auto['rate']} | {auto['loss'] - min(losses):+.4f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--seeds", type=int, default=1, help="how many (default: %(default)s)")
+    arguments = parser.parse_args()
+    work: Path = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"machine": machine_facts(), "runs": {}}
+    if arguments.out.exists():
+        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    for seed in range(arguments.seeds):
+        for name in CONFIGS:
+            for asked in ("auto", *GRID):
+                key = f"{name}, {asked}, seed {seed}"
+                if key not in result["runs"]:
+                    rate, loss = run(work, name, asked, seed)
+                    found = {"config": name, "asked": asked, "rate": rate, "seed": seed, "loss": loss}
+                    result["runs"][key] = found
+                    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result["runs"]))
+
+
+if __name__ == "__main__":
+    main()

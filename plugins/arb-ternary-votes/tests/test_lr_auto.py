@@ -1,0 +1,180 @@
+"""``lr: auto``: what it is, that a run says and keeps it, and where it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from arb_ternary.cli.main import main
+from arb_ternary.errors import ConfigError, UsageProblem
+from arb_ternary.optim.protocol import Trainable
+from arb_ternary_train.config import RunConfig
+from arb_ternary_train.loading import load_config
+from arb_ternary_train.manifest.execute import is_finished
+from arb_ternary_train.manifest.plan import PlannedRun
+from arb_ternary_train.progress import Silent
+from arb_ternary_train.protocols import Course
+from arb_ternary_train.runner import RunRequest, train
+from arb_ternary_train.settling import course_of, settle
+from arb_ternary_votes import config as votes
+from arb_ternary_votes.config import ScaledVotesConfig
+from arb_ternary_votes.rate import rate_of
+from arb_ternary_votes.scaled_votes import build
+
+CONFIG = """
+name: chosen
+data: {name: text, path: text.txt, tokenizer: characters}
+model:
+  name: decoder
+  width: 16
+  layers: 1
+  heads: 2
+  max_length: 8
+  group_size: 32
+  scale_rule: frozen
+  float_parts: [embedding, head]
+optimizer:
+  name: split
+  ternary: {name: scaled_votes, lr: auto}
+  float: {name: adamw, lr: 0.003}
+checkpoint: {every: 3, keep: 3}
+phases:
+  - {name: standard, steps: 6, batch_size: 2, block_size: 8, eval_every: 0, lr_schedule: linear, warmup_steps: 2}
+"""
+REFERENCE = Course(steps=2400, tokens=2048, mean_rate=0.5, width=128)
+#: Of the config above, whose mean rate is 0.6 of the peak: 0.14 * 400^(1/8) / 128^(1/4) * 8^(1/5) / (2 * 0.6).
+RATE = 0.111
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question. " * 40)
+    Path("run.yaml").write_text(CONFIG)
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config("run.yaml", overrides).config
+
+
+def run(name: str, *overrides: str, **request: Any) -> Path:
+    train(config(*overrides), RunRequest(directory=Path(name), reporter=Silent, **request))
+    return Path(name)
+
+
+def ends_of(*runs: Path) -> list[dict[str, bytes]]:
+    files = ("model.safetensors", "state.safetensors", "state.json")
+    ends = [next(each.glob("checkpoints/step-00000006*")) for each in runs]
+    return [{file: (end / file).read_bytes() for file in files} for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        ({}, 1.0),
+        ({"steps": 2400 * 256}, 0.5),
+        ({"tokens": 2048 * 16}, 2.0),
+        ({"width": 128 * 32}, 0.5),
+        ({"mean_rate": 1.0}, 0.5),
+    ],
+)
+def test_the_rate_is_a_power_law_in_length_batch_width_and_schedule(change: dict[str, Any], factor: float) -> None:
+    assert rate_of(evolve(REFERENCE, **change)) == pytest.approx(0.14 * factor, rel=1e-9)
+
+
+def test_the_course_of_a_run_counts_every_token_of_a_step_and_the_mean_of_its_schedule() -> None:
+    course = course_of(config("phases.0.gradient_accumulation_steps=4"))
+    assert (course.steps, course.tokens, course.width) == (6, 64, 16)
+    falling = [1.0, 1.0 - 0.95 / 3, 1.0 - 1.9 / 3, 0.05]
+    assert course.mean_rate == pytest.approx((0.5 + 1.0 + sum(falling)) / 6)
+    constant = ("phases.0.lr_schedule=constant", "phases.0.warmup_steps=0")
+    assert course_of(config(*constant)).mean_rate == 1.0
+
+
+def test_the_mean_of_a_long_schedule_is_that_of_all_its_steps() -> None:
+    steps = 100_000
+    course = course_of(config(f"phases.0.steps={steps}", "phases.0.warmup_steps=0"))
+    assert course.mean_rate == pytest.approx(0.525, abs=1e-3)
+
+
+def test_a_run_trains_as_with_the_number_says_it_and_records_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run.yaml", "--run-dir", "chosen"]) == 0
+    assert f"optimizer.ternary.lr: auto is {RATE}: 6 steps of 16 tokens" in capsys.readouterr().err
+    assert json.loads(Path("chosen/run.json").read_text())["chosen"] == {"optimizer.ternary.lr": RATE}
+    written = load_config("chosen/config.yaml").config.optimizer.options
+    assert (written.ternary.options.lr, written.float.options.lr) == (RATE, 0.003)
+    chosen, given = ends_of(Path("chosen"), run("given", f"optimizer.ternary.lr={RATE}"))
+    assert chosen == given
+    assert "chosen" not in json.loads(Path("given/run.json").read_text())
+
+
+@pytest.mark.parametrize("file", ["run.yaml", "part/config.yaml"])
+def test_a_resumed_run_keeps_the_rate_that_it_began_with(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, part = run("whole"), run("part")
+    for late in part.glob("checkpoints/step-00000006*"):
+        for each in late.iterdir():
+            each.unlink()
+        late.rmdir()
+    monkeypatch.setattr(votes, "rate_of", lambda course: 0.5)
+    train(load_config(file).config, RunRequest(directory=part, resume="auto", reporter=Silent))
+    first, second = ends_of(whole, part)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("phases.0.init_from=other",), "weights of another run"),
+        (("data={name: digits}", "masking=labels", "phases.0.block_size=128"), "have a size of their own"),
+        (("model.vote_bits=2", "model.float_parts=[head]", "model.embedding_scale_rule=frozen"), "8 or 4 bits"),
+        (("phases=[{name: standard, steps: 4}, {name: standard, steps: 8}]",), r"phases\[0\] and phases\[1\] differ"),
+        (("phases=[{name: progressive, steps_per_stack: 4}]",), "'progressive', is not one training loop"),
+        (("optimizer.ternary.lr=-0.1",), "greater than 0, or auto"),
+        (("optimizer.ternary.lr=aut",), "did you mean 'auto'"),
+    ],
+)
+def test_what_auto_cannot_be_is_refused_by_name(overrides: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        config(*overrides)
+
+
+def test_phases_that_train_alike_share_one_rate() -> None:
+    phase = "{name: standard, steps: 6, batch_size: 2, block_size: 8, lr_schedule: linear, warmup_steps: 2}"
+    assert settle(config(f"phases=[{phase}, {phase}]")).record() == {"optimizer.ternary.lr": RATE}
+
+
+def test_weights_of_another_run_are_refused_before_anything_is_written() -> None:
+    first = run("first")
+    with pytest.raises(UsageProblem, match=r"optimizer\.ternary\.lr is auto"):
+        run("second", init_from=first)
+    assert not Path("second").exists()
+
+
+def test_a_config_is_shown_with_the_rate_and_what_it_follows_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "run.yaml", "--origin"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer.ternary.lr "))
+    assert line.split()[1] == str(RATE)
+    assert "auto, 6 steps of 16 tokens" in line
+
+
+def test_a_config_without_auto_is_left_as_it_is() -> None:
+    given = config("optimizer.ternary.lr=0.2")
+    settled = settle(given)
+    assert settled.config is given
+    assert (settled.record(), settled.notes()) == ({}, [])
+
+
+def test_an_optimizer_without_a_run_refuses_to_guess() -> None:
+    with pytest.raises(ConfigError, match="auto"):
+        build(ScaledVotesConfig(lr="auto"), Trainable())
+
+
+def test_a_finished_run_of_a_manifest_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = PlannedRun(target="a", id="b", config=config(), directory=run("done"), previous=None, notes=())
+    monkeypatch.setattr(votes, "rate_of", lambda course: 0.5)
+    assert is_finished(again)
+    assert not is_finished(evolve(again, config=config("optimizer.ternary.lr=0.5")))
