@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from arb_ternary.cli.main import main
+from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.loading import load_config
 
 CONFIG = """
@@ -112,7 +113,9 @@ def test_eval_measures_what_training_measured(capsys: pytest.CaptureFixture[str]
     assert main(["eval", "nowhere"]) == 2
 
 
-def test_generate_continues_the_prompt_and_repeats_with_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_continues_the_prompt_and_repeats_with_a_seed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     main(["train", "tiny.yaml", "--run-dir", "here", "-o", "data.tokenizer=characters"])
     texts = []
     for seed in ("1", "1", "2"):
@@ -124,6 +127,14 @@ def test_generate_continues_the_prompt_and_repeats_with_a_seed(capsys: pytest.Ca
     assert texts[0] == texts[1] != texts[2]
     assert main(["generate", "here", "--prompt", "", "--max-new-tokens", "3"]) == 2
     assert "prompt" in capsys.readouterr().err
+    made: list[str] = []
+    new_cache = Decoder.new_cache
+    monkeypatch.setattr(Decoder, "new_cache", lambda *asked: made.append(asked[-1]) or new_cache(*asked))
+    for options in ([], ["--cache", "float"], ["--cache", "int8"]):
+        assert main(["generate", "here", "--prompt", "to", "--max-new-tokens", "3", *options]) == 0
+    assert made == ["float", "float", "int8"]
+    assert main(["generate", "here", "--unroll", "--cache", "int8"]) == 2
+    assert "with --unroll nothing is kept of earlier tokens" in capsys.readouterr().err
 
 
 def test_plot_writes_a_figure_into_the_run_directory(capsys: pytest.CaptureFixture[str]) -> None:

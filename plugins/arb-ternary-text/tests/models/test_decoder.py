@@ -124,7 +124,7 @@ def test_a_sliding_window_decodes_beyond_the_context_in_bounded_memory(
     with torch.no_grad():
         one_by_one = torch.cat([model(ids[:, i : i + 1], cache) for i in range(40)], dim=1)
     torch.testing.assert_close(one_by_one, model(ids), rtol=0, atol=rounding(model, 40))
-    assert all(layer.keys_BHTC.size(2) == 10 for layer in cache.layers)
+    assert all(layer.stored[0].size(2) == 10 for layer in cache.layers)
 
 
 def test_a_sequence_beyond_the_context_is_an_error_that_states_both(float_decoder: Decoders, tokens: Tokens) -> None:

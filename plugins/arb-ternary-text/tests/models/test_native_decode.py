@@ -81,8 +81,7 @@ def test_a_plain_decoder_takes_the_kernel_and_its_cache_advances(kernel: Kernel)
     assert kernel.calls == [(3, 3, 0.75), (4, 4, 1.0)]
     assert cache.length == 5
     assert len(kernel.plans) == 1
-    stored = cache.layers[1].values_BHTC
-    assert stored is not None
+    stored = cache.layers[1].stored[1]
     assert [bool((stored[0, 0, t] == 1).all()) for t in range(6)] == [False, False, False, True, True, False]
 
 

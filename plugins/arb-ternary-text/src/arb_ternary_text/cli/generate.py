@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from arb_ternary.cli.options import plugin_files
 from arb_ternary_train.openmp import wait_passively
+
+if TYPE_CHECKING:
+    from arb_ternary_text.models.cache import CacheNumbers
 
 __all__ = ["generate"]
 
@@ -29,6 +33,11 @@ __all__ = ["generate"]
 @click.option(
     "--unroll", is_flag=True, help="Draw many tokens in one pass through the model; for models that fill in gaps."
 )
+@click.option(
+    "--cache",
+    type=click.Choice(["float", "int8"]),
+    help="What keys and values are kept as; int8 takes about half of bfloat16's memory. Default: float, as computed.",
+)
 @click.option("--backend", metavar="NAME", help="Kernel backend, over ARB_TERNARY_BACKEND and the run's config.")
 @click.option("--device", help="cpu, cuda, cuda:N or mps; default: the run's own.")
 @plugin_files
@@ -41,6 +50,7 @@ def generate(
     top_p: float | None,
     seed: int | None,
     unroll: bool,
+    cache: CacheNumbers | None,
     backend: str | None,
     device: str | None,
 ) -> None:
@@ -52,12 +62,14 @@ def generate(
     from arb_ternary_text.models.generate import generate as draw
     from arb_ternary_train.restore import load_run
 
+    if unroll and cache is not None:
+        raise UsageProblem("--cache: with --unroll nothing is kept of earlier tokens", "Leave one of the two out.")
     trained = load_run(run, backend=backend, device=device)
     model = trained.model
     if unroll and isinstance(model, Unrolls):
         generator: Callable[..., Iterator[int]] = model.unroll
     elif not unroll and isinstance(model, CachedModel):
-        generator = partial(draw, model)
+        generator = partial(draw, model, cache=cache or "float")
     else:
         needed = "unroll" if unroll else "new_cache"
         raise UsageProblem(f"{run}: the model {trained.config.model.name!r} cannot do this: it has no {needed}()")

@@ -1,5 +1,7 @@
 """Keys and values of the tokens seen so far, for decoding and for training on streamed text.
 
+A cache keeps them as the model computes them (``float``), or rounded to ``int8`` (:class:`Int8LayerCache`).
+
 Shapes: ``B`` sequences, ``H`` key heads, ``S`` new positions, ``T`` positions that the new ones may see (their own
 included), ``C`` features of a head.
 
@@ -12,14 +14,18 @@ gives the same result.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from arb_ternary.backends.reference import quantize_rows
 from arb_ternary.errors import UsageProblem
 
-__all__ = ["KeyValueCache", "LayerCache", "Span"]
+__all__ = ["CacheNumbers", "Int8LayerCache", "KeyValueCache", "LayerCache", "Span"]
+
+#: What keys and values are kept as.
+CacheNumbers = Literal["float", "int8"]
 
 #: Slots that the first allocation has at least; a full cache doubles.
 FIRST_CAPACITY = 64
@@ -33,11 +39,19 @@ class Span(NamedTuple):
 
 
 class LayerCache:
-    """Keys and values of one layer, in slots along the third dimension."""
+    """Keys and values of one layer as the model computes them, in slots along the third dimension.
+
+    Attributes:
+        stored: nothing before the first pass, then keys and values, ``[B, H, capacity, C]``; whatever a subclass keeps
+            has slots along the third dimension, too.
+        capacity: slots that there have to be from the next pass on.
+    """
+
+    #: Tensors that are stored.
+    parts: int = 2
 
     def __init__(self) -> None:
-        self.keys_BHTC: Tensor | None = None
-        self.values_BHTC: Tensor | None = None
+        self.stored: list[Tensor] = []
         self.capacity = 0
 
     def extend(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> tuple[Tensor, Tensor]:
@@ -45,45 +59,90 @@ class LayerCache:
 
         What is stored is detached: no gradient reaches an earlier pass.
         """
-        stored_keys, stored_values = self.room_for(keys_BHSC, values_BHSC, span)
-        return _written(stored_keys, keys_BHSC, span), _written(stored_values, values_BHSC, span)
+        kept = self._kept(keys_BHSC, values_BHSC)
+        places = self.room_for(keys_BHSC, values_BHSC, span)
+        seen = [_written(stored, new, span) for stored, new in zip(places, kept, strict=True)]
+        return self._read(seen, keys_BHSC.dtype)
 
-    def room_for(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """All slots of keys and values, ``[B, H, capacity, C]``, enlarged where the new ones would not fit.
+    def room_for(self, keys_BHSC: Tensor, values_BHSC: Tensor, span: Span) -> list[Tensor]:
+        """All slots of what is ``stored``, enlarged where the new ones would not fit.
 
         Of the new ones only dtype, device and ``B, H, C`` count.
         """
-        keys, values = self.keys_BHTC, self.values_BHTC
-        if keys is None or values is None or keys.size(2) < self.capacity:
-            self.keys_BHTC = keys = self._grown(keys, keys_BHSC, span.slot)
-            self.values_BHTC = values = self._grown(values, values_BHSC, span.slot)
-        return keys, values
+        if not self.stored or self.stored[0].size(2) < self.capacity:
+            like = self._kept(keys_BHSC[:, :, :0], values_BHSC[:, :, :0])
+            grown = [new.new_zeros(*new.shape[:2], self.capacity, *new.shape[3:]) for new in like]
+            for stored, place in zip(self.stored, grown, strict=False):  # nothing is stored before the first pass
+                place[:, :, : span.slot] = stored[:, :, : span.slot]
+            self.stored = grown
+        return self.stored
 
     def compact(self, span: Span) -> None:
         """Move the ``past`` positions before ``slot`` to the front."""
-        for stored in (self.keys_BHTC, self.values_BHTC):
-            if stored is not None:
-                stored[:, :, : span.past] = stored[:, :, span.slot - span.past : span.slot].clone()
+        for stored in self.stored:
+            stored[:, :, : span.past] = stored[:, :, span.slot - span.past : span.slot].clone()
 
     def latest(self, span: Span) -> list[Tensor]:
-        """Copies of the keys and the values of the ``past`` positions before ``slot``."""
-        return [
-            stored[:, :, span.slot - span.past : span.slot].clone()
-            for stored in (self.keys_BHTC, self.values_BHTC)
-            if stored is not None
-        ]
+        """Copies of what is stored of the ``past`` positions before ``slot``."""
+        return [stored[:, :, span.slot - span.past : span.slot].clone() for stored in self.stored]
 
     def restore(self, latest: list[Tensor]) -> None:
-        """Continue from what :meth:`latest` returned."""
-        self.keys_BHTC, self.values_BHTC = (stored.clone() for stored in latest)
-        self.capacity = self.keys_BHTC.size(2)
+        """Continue from what :meth:`latest` returned.
 
-    def _grown(self, stored: Tensor | None, new: Tensor, slot: int) -> Tensor:
-        batch, heads, _, features = new.shape
-        grown = new.new_zeros(batch, heads, self.capacity, features)
-        if stored is not None:
-            grown[:, :, :slot] = stored[:, :, :slot]
-        return grown
+        Raises:
+            UsageProblem: a cache of other numbers returned it.
+        """
+        if len(latest) != self.parts:
+            raise UsageProblem(
+                "cache: the state is of a cache that keeps other numbers (float or int8)",
+                "Load it into a cache made with the same numbers.",
+            )
+        self.stored = [stored.clone() for stored in latest]
+        self.capacity = self.stored[0].size(2)
+
+    def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
+        """What is stored of these keys and values."""
+        return [keys_BHSC, values_BHSC]
+
+    def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys and the values, for attention in ``dtype``, of what :meth:`_kept` gave."""
+        keys, values = stored
+        return keys, values
+
+
+class Int8LayerCache(LayerCache):
+    """Keys and values of one layer rounded to int8, ``C`` bytes and a scale for each position and head.
+
+    A key, after its norm and its rotation, and a value are rows of ``C`` features, which ``quantize_rows`` of
+    :mod:`arb_ternary.backends.reference` rounds: in float32 ``scale = max|x| / 127``, ``code = round_half_even(x /
+    scale)``; zeros have a scale of 0, and a row that is not finite has a scale that is not. Attention sees ``code *
+    scale``, in float32 and then in its dtype, of the new positions as of the others: a position is the same to all that
+    see it, however many are read at once. Scales are float32, in which they are computed: float16 would save 2 of
+    ``C + 4`` bytes, and would have a least and a largest row.
+
+    ``stored``: codes of keys and of values, int8 ``[B, H, capacity, C]``, then their scales, float32 ``[B, H,
+    capacity]``.
+    """
+
+    parts = 4
+
+    def _kept(self, keys_BHSC: Tensor, values_BHSC: Tensor) -> list[Tensor]:
+        if torch.is_grad_enabled():
+            raise UsageProblem(
+                "cache: keys and values rounded to int8 have no gradient", "Run the model under torch.no_grad()."
+            )
+        (keys, key_scales), (values, value_scales) = _rounded(keys_BHSC), _rounded(values_BHSC)
+        return [keys, values, key_scales, value_scales]
+
+    def _read(self, stored: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        keys, values, *scales = stored
+        key_scales, value_scales = (each.unsqueeze(-1) for each in scales)
+        return (keys * key_scales).to(dtype), (values * value_scales).to(dtype)
+
+
+def _rounded(x_BHSC: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scales = quantize_rows(x_BHSC.flatten(0, 2))
+    return codes.view(x_BHSC.shape), scales.view(x_BHSC.shape[:3])
 
 
 def _written(stored: Tensor, new: Tensor, span: Span) -> Tensor:
@@ -95,6 +154,9 @@ def _written(stored: Tensor, new: Tensor, span: Span) -> Tensor:
     return stored[:, :, span.slot - span.past : stop]
 
 
+_LAYERS: Final[dict[str, type[LayerCache]]] = {"float": LayerCache, "int8": Int8LayerCache}
+
+
 class KeyValueCache:
     """The caches of all layers, and how many tokens they have seen.
 
@@ -103,14 +165,29 @@ class KeyValueCache:
         batch_size: sequences, all of the same length.
         window: positions that a position sees, itself included; older ones are dropped. None = all.
         limit: most tokens the cache may hold; None = no bound (give a window, so that memory is bounded).
+        numbers: what keys and values are kept as; ``int8`` is for passes without gradients.
+
+    Raises:
+        UsageProblem: no such numbers.
     """
 
-    def __init__(self, layers: int, batch_size: int, *, window: int | None, limit: int | None) -> None:
+    def __init__(
+        self,
+        layers: int,
+        batch_size: int,
+        *,
+        window: int | None,
+        limit: int | None,
+        numbers: CacheNumbers = "float",
+    ) -> None:
+        if numbers not in _LAYERS:
+            raise UsageProblem(f"cache: {numbers!r} is not one of {', '.join(get_args(CacheNumbers))}")
         self.batch_size = batch_size
         self.window = window
         self.limit = limit
+        self.numbers = numbers
         self.length = 0
-        self.layers = [LayerCache() for _ in range(layers)]
+        self.layers = [_LAYERS[numbers]() for _ in range(layers)]
         self._slot = 0
         self._capacity = 0
 
@@ -147,15 +224,23 @@ class KeyValueCache:
         self.length += count
         self._slot += count
 
+    def bytes_per_token(self) -> int:
+        """Bytes that all layers keep of a token of one sequence, once a pass has shown of how many features."""
+        return sum(stored[:1, :, :1].nbytes for layer in self.layers for stored in layer.stored)
+
     def state_dict(self) -> dict[str, Any]:
         """What the coming positions may still see: nested lists and tensors, bounded by the window."""
         layers = [layer.latest(self._span()) for layer in self.layers] if self.length else []
         return {"length": self.length, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict` of a cache of the same model and batch size."""
+        """Continue from :meth:`state_dict` of a cache of the same model, batch size and numbers.
+
+        Raises:
+            UsageProblem: the numbers are others.
+        """
         self.length = int(state["length"])
-        self.layers = [LayerCache() for _ in self.layers]
+        self.layers = [_LAYERS[self.numbers]() for _ in self.layers]
         self._slot = self._capacity = self._span().past
         if self.length:
             for layer, latest in zip(self.layers, state["layers"], strict=True):

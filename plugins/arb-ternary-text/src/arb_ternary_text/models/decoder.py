@@ -6,7 +6,7 @@ Shapes: ``B`` sequences, ``S`` positions, ``D`` width, ``V`` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.embedding import TernaryEmbedding
 from arb_ternary_text.models.attention import Positions, make_positions
 from arb_ternary_text.models.block import Block
-from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.fused import is_watched
 from arb_ternary_text.models.native_decode import decode_token
@@ -58,6 +58,11 @@ class Decoder(Transformer):
         """Positions that a position sees, itself included; None = all."""
         return self.config.sliding_window
 
+    @property
+    def cache_numbers(self) -> tuple[CacheNumbers, ...]:
+        """What :meth:`new_cache` may keep keys and values as."""
+        return get_args(CacheNumbers)
+
     def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Logits ``[B, S, V]`` of the token that follows each position.
 
@@ -90,11 +95,14 @@ class Decoder(Transformer):
             return logits_BSV[:, -1]
         return self.logits(self.hidden(tokens_BS, cache)[:, -1:])[:, -1]
 
-    def new_cache(self, batch_size: int) -> KeyValueCache:
+    def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache:
         """An empty cache for ``batch_size`` sequences. With a sliding window it takes any number of tokens.
 
+        Keys and values are kept in the dtype of the model, or, for passes without gradients, as ``int8``: see
+        :class:`~arb_ternary_text.models.cache.Int8LayerCache`.
+
         Raises:
-            UsageProblem: the model is not causal.
+            UsageProblem: the model is not causal, or no such numbers.
         """
         if not self.config.causal:
             raise UsageProblem(
@@ -103,7 +111,7 @@ class Decoder(Transformer):
             )
         window = self.config.sliding_window
         limit = self.config.max_length if window is None else None
-        return KeyValueCache(len(self.blocks), batch_size, window=window, limit=limit)
+        return KeyValueCache(len(self.blocks), batch_size, window=window, limit=limit, numbers=numbers)
 
     def set_state_preservation(self, enabled: bool) -> None:
         """Let a training batch continue the one before, row by row, for streamed text.

@@ -8,7 +8,8 @@ needs neither, it reads prompts of any length in chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary_text.data.tokenizers import Tokenizer
-from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 
 __all__ = [
     "CachedModel",
+    "ChoosesNumbers",
     "NextLogits",
     "Unrolls",
     "draw_token",
@@ -45,6 +47,16 @@ class CachedModel(Protocol):
     def new_cache(self, batch_size: int) -> KeyValueCache: ...
 
     def __call__(self, tokens_BS: Tensor, cache: KeyValueCache) -> Tensor: ...
+
+
+@runtime_checkable
+class ChoosesNumbers(Protocol):
+    """A model that keeps keys and values as the caller says: ``new_cache`` takes ``numbers``, one of these."""
+
+    @property
+    def cache_numbers(self) -> Collection[CacheNumbers]: ...
+
+    def new_cache(self, batch_size: int, numbers: CacheNumbers = "float") -> KeyValueCache: ...
 
 
 @runtime_checkable
@@ -75,6 +87,7 @@ def generate(
     seed: int | None = None,
     stop: Collection[int] = (),
     device: torch.device | str = "cpu",
+    cache: CacheNumbers = "float",
 ) -> Iterator[int]:
     """Token ids that follow ``prompt_ids``, each as soon as it is drawn.
 
@@ -89,9 +102,12 @@ def generate(
         seed: of the draws, the same on every device; None = another every time.
         stop: ids that end the text; they are not yielded.
         device: where the model is.
+        cache: what keys and values of the tokens read are kept as: ``float``, the dtype of the model, or ``int8``, in
+            about half of bfloat16's memory (:class:`~arb_ternary_text.models.cache.Int8LayerCache`).
 
     Raises:
-        UsageProblem: a value is out of range; raised here, not when the first id is asked for.
+        UsageProblem: a value is out of range, or the model cannot keep such a cache; raised here, not when the first
+            id is asked for.
     """
     _check_sampling(temperature, top_k, top_p)
     if max_new_tokens < 0:
@@ -107,9 +123,10 @@ def generate(
         generator.seed()
     else:
         generator.manual_seed(seed)
+    new_cache = _cache_maker(model, cache)
 
     def drawn() -> Iterator[int]:
-        reader = _Reader(model, torch.device(device))
+        reader = _Reader(model, torch.device(device), new_cache)
         unread = list(prompt_ids)
         for _ in range(max_new_tokens):
             probability_V = next_token_probabilities(reader.read(unread), temperature, top_k, top_p)
@@ -120,6 +137,19 @@ def generate(
             unread = [token]
 
     return drawn()
+
+
+def _cache_maker(model: CachedModel, numbers: CacheNumbers) -> Callable[[], KeyValueCache]:
+    """What makes an empty cache for one sequence."""
+    if isinstance(model, ChoosesNumbers):
+        if numbers in model.cache_numbers:
+            return partial(model.new_cache, 1, numbers)
+        choices = " or ".join(model.cache_numbers)
+    elif numbers == "float":
+        return partial(model.new_cache, 1)
+    else:
+        choices = "float"
+    raise UsageProblem(f"cache: {type(model).__name__} keeps keys and values as {choices}, not as {numbers!r}")
 
 
 def next_token_probabilities(
@@ -164,11 +194,12 @@ def _ranked(logits_V: Tensor, count: int | None) -> Tensor:
 class _Reader:
     """Feeds tokens to a model through a cache that stays within the context."""
 
-    def __init__(self, model: CachedModel, device: torch.device) -> None:
+    def __init__(self, model: CachedModel, device: torch.device, new_cache: Callable[[], KeyValueCache]) -> None:
         self._model = model
         self._next = model if isinstance(model, NextLogits) else None
         self._device = device
-        self._cache = model.new_cache(1)
+        self._new_cache = new_cache
+        self._cache = new_cache()
         self._seen: list[int] = []
 
     def read(self, ids: list[int]) -> Tensor:
@@ -180,7 +211,7 @@ class _Reader:
                 kept = context if not self._seen else max(1, context // 2)
                 ids = [*self._seen, *ids][-kept:]
                 self._seen = []
-                self._cache = self._model.new_cache(1)
+                self._cache = self._new_cache()
             self._seen += ids
         for first in range(0, len(ids), context):
             logits_V = self._forward(ids[first : first + context])

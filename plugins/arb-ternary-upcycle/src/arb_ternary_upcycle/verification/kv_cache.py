@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from arb_ternary_text.models.attention import make_positions
-from arb_ternary_text.models.cache import KeyValueCache, LayerCache
+from arb_ternary_text.models.cache import KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_train.evaluate import evaluation_mode
 from arb_ternary_train.protocols import CheckResult
@@ -17,8 +17,6 @@ from arb_ternary_upcycle.verification.pair import open_pair
 from arb_ternary_upcycle.verification.reports import Findings, Judgement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from arb_ternary_train.context import TrainingContext
     from arb_ternary_upcycle.stages import FloatModel
 
@@ -30,7 +28,7 @@ def student_bytes_per_token(model: Decoder, device: torch.device) -> int:
     cache = model.new_cache(1)
     with torch.no_grad(), evaluation_mode(model):
         model(torch.zeros(1, 1, dtype=torch.int64, device=device), cache)
-    return _bytes_per_slot(cache.layers)
+    return cache.bytes_per_token()
 
 
 def teacher_bytes_per_token(model: FloatModel) -> int:
@@ -42,16 +40,7 @@ def teacher_bytes_per_token(model: FloatModel) -> int:
     positions = make_positions(config, x_11D, start=0, total=1, window=None, span=span)
     with torch.no_grad():
         model.block(0)(x_11D, positions, cache.layers[0])
-    return config.layers * _bytes_per_slot(cache.layers)
-
-
-def _bytes_per_slot(layers: Sequence[LayerCache]) -> int:
-    total = 0
-    for layer in layers:
-        for stored in (layer.keys_BHTC, layer.values_BHTC):
-            if stored is not None:
-                total += stored.shape[1] * stored.shape[3] * stored.element_size()
-    return total
+    return config.layers * cache.bytes_per_token()
 
 
 class KvCacheCheck:
