@@ -497,7 +497,7 @@ class DecodePlan:
         ids: int,
         position: float,
         cache: int,
-        cache_dtype: int,
+        kept: int,
         capacity: int,
         slot: int,
         past: int,

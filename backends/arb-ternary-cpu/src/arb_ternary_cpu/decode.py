@@ -28,8 +28,9 @@ from arb_ternary_cpu.arguments import (
 
 __all__ = ["DecodeStep", "decode_step", "kernels"]
 
-#: Of the cache, and of what a step returns.
-_STREAM_DTYPES: Final = (torch.float32, torch.bfloat16)
+#: Of the cache, where it is not rounded, and of what a step returns, with the native indices of what is kept.
+_STREAM_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+_KEPT_INT8: Final = 2
 
 
 def decode_step(isa: int, decoder: Any) -> DecodeStep | None:
@@ -57,6 +58,7 @@ class DecodeStep:
         self._cached: tuple[Tensor, ...] = ()
         self._addresses = torch.empty(0, dtype=torch.int64)
         self._capacity = 0
+        self._kept_as = 0
         self._outputs = decoder.width if decoder.head is None else decoder.vocabulary
         self._plan = self._native_plan(decoder)
 
@@ -65,12 +67,15 @@ class DecodeStep:
 
         Args:
             ids_B: int64.
-            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``; the new position is written to them.
+            cache: keys and values of each layer in turn, ``[B, G, capacity, C]``, in the dtype of the plan; or, rounded
+                to int8 by ``quantize_rows``, with the scales of the keys and of the values, float32 ``[B, G,
+                capacity]``, behind those of each layer. The new position is written to them, in the first case from
+                what the products give, and in the second rounded once, from float32; attention sees what is kept.
             slot: where in the capacity.
             past: positions before ``slot`` that the new one sees.
             position: what turns queries and keys, in the units of the plan's ``speeds``.
 
-        None: more sequences than a step takes, a cache that is not contiguous or of another dtype, an id outside the
+        None: more sequences than a step takes, a cache that is not contiguous or of other dtypes, an id outside the
         vocabulary, or exponents that spread too far; the cache holds nothing new then.
         """
         batch = ids_B.size(0)
@@ -89,7 +94,7 @@ class DecodeStep:
             ids.data_ptr(),
             position,
             self._addresses.data_ptr(),
-            self._dtype,
+            self._kept_as,
             self._capacity,
             slot,
             past,
@@ -99,17 +104,24 @@ class DecodeStep:
         return out if done else None
 
     def _bind(self, cache: Sequence[Tensor], batch: int) -> bool:
-        decoder = self._decoder
-        if len(cache) != 2 * len(decoder.layers):
+        decoder, layers = self._decoder, len(self._decoder.layers)
+        if len(cache) not in (2 * layers, 4 * layers):
             return False
-        size = (batch, decoder.key_heads, cache[0].size(2), decoder.features)
-        for tensor in cache:
-            if tensor.dtype is not decoder.dtype or tensor.shape != size or not tensor.is_contiguous():
+        rounded = len(cache) == 4 * layers
+        slots = (batch, decoder.key_heads, cache[0].size(2))
+        rows, scales = (*slots, decoder.features), slots
+        if rounded:
+            forms = [(torch.int8, rows), (torch.int8, rows), (torch.float32, scales), (torch.float32, scales)]
+        else:
+            forms = [(decoder.dtype, rows)] * 2
+        for tensor, (dtype, size) in zip(cache, forms * layers, strict=True):
+            if tensor.dtype is not dtype or tensor.shape != size or not tensor.is_contiguous():
                 return False
             if not tensor.is_cpu or tensor.is_neg():
                 return False
         self._cached = tuple(cache)
-        self._capacity = size[2]
+        self._capacity = slots[2]
+        self._kept_as = _KEPT_INT8 if rounded else _STREAM_DTYPES[decoder.dtype]
         self._addresses = torch.tensor([tensor.data_ptr() for tensor in cache], dtype=torch.int64)
         return True
 

@@ -76,10 +76,9 @@ void bind_decode(nb::module_& m) {
       .def(
           "step",
           [](const arb::DecodePlan& self, int isa, int threads, int64_t batch, Address ids, double position,
-             Address cache, int cache_dtype, int64_t capacity, int64_t slot, int64_t past, Address out, int dtype) {
+             Address cache, int kept, int64_t capacity, int64_t slot, int64_t past, Address out, int dtype) {
             return arb::decode_step(isa, threads, self, batch, at<const int64_t>(ids), position,
-                                    {at<const int64_t>(cache), static_cast<arb::Dtype>(cache_dtype), capacity, slot,
-                                     past},
+                                    {at<const int64_t>(cache), static_cast<arb::Kept>(kept), capacity, slot, past},
                                     at<void>(out), static_cast<arb::Dtype>(dtype));
           },
           nb::call_guard<nb::gil_scoped_release>());

@@ -55,12 +55,28 @@ struct DecodePlan {
   double work() const;
 };
 
-// Keys and values of the sequences, [layer][2] addresses of [B, G, capacity, C]. The new position goes to `slot`, and
-// sees `past` positions before it.
+// What keys and values are kept as: floats, or int8 with a scale for each row of a position and head.
+enum class Kept : int { float32 = 0, bfloat16 = 1, int8 = 2 };
+
+static inline int64_t kept_size(Kept kept) { return kept == Kept::float32 ? 4 : kept == Kept::bfloat16 ? 2 : 1; }
+
+// Keys and values of the sequences: addresses of [B, G, capacity, C], [layer][2]; or, where they are int8, [layer][4]
+// with those of the scales, float32 [B, G, capacity], behind. The new position goes to `slot`, and sees `past`
+// positions before it.
 struct DecodeCache {
   const int64_t* addresses;
-  Dtype dtype;
+  Kept kept;
   int64_t capacity, slot, past;
+
+  int64_t parts() const { return kept == Kept::int8 ? 4 : 2; }
+};
+
+// The keys or the values of a head: rows of `features` one after another, and the new one. Scales are those of int8.
+struct KeptRows {
+  const void* past;
+  const void* last;
+  const float* scales;
+  float last_scale;
 };
 
 // The logits [B, V], or normalised rows [B, D], of the tokens `ids` at `position`. False where an id is outside the
@@ -77,11 +93,10 @@ struct DecodeKernels {
   void (*from_floats)(const float* x, int64_t count, void* out, Dtype dtype);
   // Turns planes, spanned by elements p and p + planes, by their angles.
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t planes);
-  // Softmax attention of one query over `past` positions, rows of `features` one after another, and one more. Scores
+  // Softmax attention of one query over `past` positions and the last one; what is int8 counts as code * scale. Scores
   // are multiplied by `scale`; `scores` has room for past + 1 floats rounded up to 16.
-  void (*attend)(const float* query, const void* keys, const void* values, const void* last_key,
-                 const void* last_value, Dtype dtype, int64_t past, int64_t features, float scale, float* scores,
-                 float* out);
+  void (*attend)(const float* query, const KeptRows& keys, const KeptRows& values, Kept kept, int64_t past,
+                 int64_t features, float scale, float* scores, float* out);
   // up[i] = act(gate, up); relu2 takes no gate.
   void (*activate)(Activation activation, const float* gate, float* up, int64_t count);
 };

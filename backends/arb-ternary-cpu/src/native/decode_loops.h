@@ -75,8 +75,30 @@ void rotate(float* x, const float* cos, const float* sin, int64_t planes) {
   }
 }
 
+inline const void* kept_at(const void* rows, Kept kept, int64_t index) {
+  return static_cast<const char*>(rows) + index * kept_size(kept);
+}
+
+// Sixteen elements as they are kept.
+template <Kept K>
+inline F load_kept(const void* x) {
+  if constexpr (K == Kept::int8) {
+    return to_float(widen_i8(x));
+  } else {
+    return load_full(x, K == Kept::bfloat16 ? Dtype::bfloat16 : Dtype::float32);
+  }
+}
+
+// `count` of them, fewer than sixteen, and zeros.
+template <Kept K>
+inline F load_kept(const void* x, int64_t count) {
+  alignas(64) char padded[64] = {};
+  std::memcpy(padded, x, static_cast<size_t>(count * kept_size(K)));
+  return load_kept<K>(padded);
+}
+
 // Dot products of a query with R rows, `features` apart.
-template <Dtype D, int R>
+template <Kept K, int R>
 inline void score_rows(const float* query, const void* keys, int64_t features, float scale, float* scores) {
   F sums[R];
   unroll<R>(ARB_UNROLLED(r) { sums[r.value] = splatf(0.0f); });
@@ -84,14 +106,14 @@ inline void score_rows(const float* query, const void* keys, int64_t features, f
   for (int64_t c = 0; c < whole; c += 16) {
     const F q = loadf(query + c);
     unroll<R>(ARB_UNROLLED(r) {
-      sums[r.value] = fma(q, load_full(element(keys, D, r.value * features + c), D), sums[r.value]);
+      sums[r.value] = fma(q, load_kept<K>(kept_at(keys, K, r.value * features + c)), sums[r.value]);
     });
   }
   if (whole < features) {
     const int64_t left = features - whole;
     const F q = load_some(query + whole, left);
     unroll<R>(ARB_UNROLLED(r) {
-      sums[r.value] = fma(q, load_floats(element(keys, D, r.value * features + whole), D, left), sums[r.value]);
+      sums[r.value] = fma(q, load_kept<K>(kept_at(keys, K, r.value * features + whole), left), sums[r.value]);
     });
   }
   alignas(16) float four[4];
@@ -106,7 +128,7 @@ inline void score_rows(const float* query, const void* keys, int64_t features, f
 }
 
 // out[0 .. 16 S) += sum over rows, `stride` apart, of weight[row] * row.
-template <Dtype D, int S>
+template <Kept K, int S>
 inline void weigh_rows(const float* weights, const void* values, int64_t rows, int64_t stride, float* out) {
   // Rows take turns with two sets of sums: one would be waiting for itself.
   F sums[2][S];
@@ -120,44 +142,56 @@ inline void weigh_rows(const float* weights, const void* values, int64_t rows, i
       const F w = splatf(weights[t + i.value]);
       unroll<S>(ARB_UNROLLED(s) {
         F& sum = sums[i.value][s.value];
-        sum = fma(w, load_full(element(values, D, (t + i.value) * stride + 16 * s.value), D), sum);
+        sum = fma(w, load_kept<K>(kept_at(values, K, (t + i.value) * stride + 16 * s.value)), sum);
       });
     });
   }
   if (t < rows) {
     const F w = splatf(weights[t]);
     unroll<S>(ARB_UNROLLED(s) {
-      sums[0][s.value] = fma(w, load_full(element(values, D, t * stride + 16 * s.value), D), sums[0][s.value]);
+      sums[0][s.value] = fma(w, load_kept<K>(kept_at(values, K, t * stride + 16 * s.value)), sums[0][s.value]);
     });
   }
   unroll<S>(ARB_UNROLLED(s) { storef(out + 16 * s.value, addf(sums[0][s.value], sums[1][s.value])); });
 }
 
-template <Dtype D>
+template <Kept K>
 inline void add_values(const float* weights, const void* values, int64_t rows, int64_t features, float* out) {
   int64_t c = 0;
-  for (; c + 128 <= features; c += 128) weigh_rows<D, 8>(weights, element(values, D, c), rows, features, out + c);
-  for (; c + 64 <= features; c += 64) weigh_rows<D, 4>(weights, element(values, D, c), rows, features, out + c);
-  for (; c + 16 <= features; c += 16) weigh_rows<D, 1>(weights, element(values, D, c), rows, features, out + c);
+  for (; c + 128 <= features; c += 128) weigh_rows<K, 8>(weights, kept_at(values, K, c), rows, features, out + c);
+  for (; c + 64 <= features; c += 64) weigh_rows<K, 4>(weights, kept_at(values, K, c), rows, features, out + c);
+  for (; c + 16 <= features; c += 16) weigh_rows<K, 1>(weights, kept_at(values, K, c), rows, features, out + c);
   if (c < features) {
     const int64_t left = features - c;
     F sum = load_some(out + c, left);
     for (int64_t t = 0; t < rows; ++t) {
-      sum = fma(splatf(weights[t]), load_floats(element(values, D, t * features + c), D, left), sum);
+      sum = fma(splatf(weights[t]), load_kept<K>(kept_at(values, K, t * features + c), left), sum);
     }
     store_some(out + c, sum, left);
   }
 }
 
-template <Dtype D>
-inline void attend_of(const float* query, const void* keys, const void* values, const void* last_key,
-                      const void* last_value, int64_t past, int64_t features, float scale, float* scores, float* out) {
+// x[i] *= scales[i].
+inline void multiply_by(const float* scales, int64_t count, float* x) {
+  for (int64_t t = 0; t < count; t += 16) {
+    const int64_t left = count - t;
+    store_some(x + t, mulf(load_some(x + t, left), load_some(scales + t, left)), left);
+  }
+}
+
+template <Kept K>
+inline void attend_of(const float* query, const KeptRows& keys, const KeptRows& values, int64_t past, int64_t features,
+                      float scale, float* scores, float* out) {
   int64_t t = 0;
   for (; t + 4 <= past; t += 4) {
-    score_rows<D, 4>(query, element(keys, D, t * features), features, scale, scores + t);
+    score_rows<K, 4>(query, kept_at(keys.past, K, t * features), features, scale, scores + t);
   }
-  for (; t < past; ++t) score_rows<D, 1>(query, element(keys, D, t * features), features, scale, scores + t);
-  score_rows<D, 1>(query, last_key, features, scale, scores + past);
+  for (; t < past; ++t) score_rows<K, 1>(query, kept_at(keys.past, K, t * features), features, scale, scores + t);
+  score_rows<K, 1>(query, keys.last, features, scale, scores + past);
+  if constexpr (K == Kept::int8) {
+    multiply_by(keys.scales, past, scores);
+    scores[past] *= keys.last_scale;
+  }
 
   // Lanes beyond the last get a weight that no sum of at least 1 notices.
   const int64_t total = past + 1, padded = (total + 15) / 16 * 16;
@@ -175,21 +209,28 @@ inline void attend_of(const float* query, const void* keys, const void* values, 
     sums = addf(sums, weight);
     storef(scores + t, weight);
   }
+  if constexpr (K == Kept::int8) {
+    multiply_by(values.scales, past, scores);
+    scores[past] *= values.last_scale;
+  }
   for (int64_t c = 0; c < features; ++c) out[c] = 0.0f;
-  add_values<D>(scores, values, past, features, out);
-  add_values<D>(scores + past, last_value, 1, features, out);
+  add_values<K>(scores, values.past, past, features, out);
+  add_values<K>(scores + past, values.last, 1, features, out);
   const F inverse = splatf(1.0f / reduce_sum(sums));
   for (int64_t c = 0; c < features; c += 16) {
     store_some(out + c, mulf(load_some(out + c, features - c), inverse), features - c);
   }
 }
 
-void attend(const float* query, const void* keys, const void* values, const void* last_key, const void* last_value,
-            Dtype dtype, int64_t past, int64_t features, float scale, float* scores, float* out) {
-  if (dtype == Dtype::bfloat16) {
-    attend_of<Dtype::bfloat16>(query, keys, values, last_key, last_value, past, features, scale, scores, out);
-  } else {
-    attend_of<Dtype::float32>(query, keys, values, last_key, last_value, past, features, scale, scores, out);
+void attend(const float* query, const KeptRows& keys, const KeptRows& values, Kept kept, int64_t past, int64_t features,
+            float scale, float* scores, float* out) {
+  switch (kept) {
+    case Kept::float32:
+      return attend_of<Kept::float32>(query, keys, values, past, features, scale, scores, out);
+    case Kept::bfloat16:
+      return attend_of<Kept::bfloat16>(query, keys, values, past, features, scale, scores, out);
+    case Kept::int8:
+      return attend_of<Kept::int8>(query, keys, values, past, features, scale, scores, out);
   }
 }
 

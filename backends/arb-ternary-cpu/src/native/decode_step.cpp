@@ -1,15 +1,13 @@
 // One token through all layers of a decoder. Its stages, between which the threads wait for each other: queries, keys
 // and values; attention; its output; gate and up; down; and at last the head. What enters a product is normalised and
 // rounded by every thread for itself, which takes less time than to wait for one that does it.
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "crew.h"
-#include "decode.h"
+#include "decode_token.h"
 #include "product_plan.h"
-#include "workspace.h"
 
 namespace arb {
 
@@ -20,77 +18,6 @@ constexpr double kShortWork = 6e6;
 // Bytes of a weight that are asked for before the rows that it is multiplied with are ready.
 constexpr int64_t kAhead = 16 << 10;
 constexpr int64_t kLine = 64;
-// Rows of a head that a thread keeps: a query, its key and value as floats and as they are cached.
-constexpr int64_t kHeadRows = 5;
-
-// What all threads share.
-struct Token {
-  const ProductKernels& products;
-  const DecodeKernels& loops;
-  const DecodePlan& plan;
-  const DecodeCache& cache;
-  int64_t batch;
-  void* out;
-  Dtype dtype;
-  int64_t longest = 0;  // of the rows that enter products, whole blocks
-  int64_t groups = 0;   // most exponents of a row of a weight
-  // Rows: [batch][width], queries then keys then values, [batch][H * C], [batch][F].
-  float *x = nullptr, *projected = nullptr, *seen = nullptr, *hidden = nullptr;
-  float *cos = nullptr, *sin = nullptr;
-  std::atomic<bool> fits{true};
-
-  int64_t attended() const { return plan.heads * plan.features; }
-  int64_t keyed() const { return plan.key_heads * plan.features; }
-  int64_t all_projected() const { return attended() + 2 * keyed(); }
-
-  Token(int isa, const DecodePlan& decoder, const DecodeCache& keys, int64_t rows, void* result, Dtype result_dtype)
-      : products(product_kernels(isa)),
-        loops(decode_kernels(isa)),
-        plan(decoder),
-        cache(keys),
-        batch(rows),
-        out(result),
-        dtype(result_dtype) {
-    const auto meet = [&](const Projection& p) {
-      if (!p.present()) return;
-      longest = most(longest, blocks_of(p.weight.columns) * kBlockSide);
-      groups = most(groups, p.weight.groups);
-    };
-    for (const DecodeLayer& layer : plan.layers) {
-      for (const Projection* p : {&layer.query, &layer.output, &layer.up, &layer.down}) meet(*p);
-    }
-    meet(plan.head);
-    longest = most(longest, blocks_of(plan.width) * kBlockSide);
-  }
-};
-
-// Where one thread works.
-struct Desk {
-  float *row, *gain, *scale, *head, *scores;
-  int8_t* q;
-  uint8_t *panels, *exponents;
-  int32_t* sums;
-
-  // Takes the stretches from `space`, or, where that is null, adds up what they use.
-  static size_t lay_out(const Token& t, Workspace* space, Desk& desk) {
-    size_t used = 0;
-    const auto take = [&](auto*& place, int64_t count) {
-      using T = std::remove_reference_t<decltype(*place)>;
-      used += Workspace::padded(count * static_cast<int64_t>(sizeof(T)));
-      if (space != nullptr) place = space->take<T>(count);
-    };
-    take(desk.row, t.longest);
-    take(desk.gain, most(t.longest, t.plan.features));
-    take(desk.scale, t.batch);
-    take(desk.head, kHeadRows * t.plan.features);
-    take(desk.scores, t.cache.past + 1 + kBlockSide);
-    take(desk.q, t.batch * t.longest);
-    take(desk.panels, t.batch * t.longest);
-    take(desk.exponents, exponent_bytes(t.groups));
-    take(desk.sums, t.batch * t.groups);
-    return used;
-  }
-};
 
 class Worker {
  public:
@@ -98,7 +25,7 @@ class Worker {
 
   void run() {
     for (size_t i = 0; i < t_.plan.layers.size(); ++i) {
-      attention(t_.plan.layers[i], t_.cache.addresses + 2 * i);
+      attention(t_.plan.layers[i], t_.cache.addresses + t_.cache.parts() * static_cast<int64_t>(i));
       feed_forward(t_.plan.layers[i]);
     }
     finish();
@@ -228,31 +155,44 @@ class Worker {
     const DecodePlan& plan = t_.plan;
     const DecodeCache& cache = t_.cache;
     const int64_t features = plan.features, shared = plan.heads / plan.key_heads, key_head = number / shared;
-    const int64_t size = dtype_size(cache.dtype);
+    const int64_t start = (sequence * plan.key_heads + key_head) * cache.capacity;
     const float* const projected = t_.projected + sequence * t_.all_projected();
     float* const query = desk_.head;
     float* const key = query + features;
-    char* const stored_key = reinterpret_cast<char*>(query + 3 * features);
-    char* const stored_value = reinterpret_cast<char*>(query + 4 * features);
-    const int64_t start = (sequence * plan.key_heads + key_head) * cache.capacity * features;
-    char* const keys = reinterpret_cast<char*>(addresses[0]) + start * size;
-    char* const values = reinterpret_cast<char*>(addresses[1]) + start * size;
+    float* const kept[2] = {query + 2 * features, query + 3 * features};
     if (first || number % shared == 0) {
       // Every thread makes the key and the value that its heads share; who has the first of them stores both.
       turned(layer.key_norm, projected + t_.attended() + key_head * features, key);
-      t_.loops.from_floats(key, features, stored_key, cache.dtype);
-      t_.loops.from_floats(projected + t_.attended() + t_.keyed() + key_head * features, features, stored_value,
-                           cache.dtype);
+      keep(key, kept[0], desk_.kept_scales[0]);
+      keep(projected + t_.attended() + t_.keyed() + key_head * features, kept[1], desk_.kept_scales[1]);
     }
-    if (number % shared == 0) {
-      std::memcpy(keys + cache.slot * features * size, stored_key, static_cast<size_t>(features * size));
-      std::memcpy(values + cache.slot * features * size, stored_value, static_cast<size_t>(features * size));
+    KeptRows rows[2];
+    for (int i = 0; i < 2; ++i) {
+      const int64_t bytes = features * kept_size(cache.kept);
+      char* const stored = reinterpret_cast<char*>(addresses[i]) + start * bytes;
+      float* const scales = cache.kept == Kept::int8 ? reinterpret_cast<float*>(addresses[2 + i]) + start : nullptr;
+      if (number % shared == 0) {
+        std::memcpy(stored + cache.slot * bytes, kept[i], static_cast<size_t>(bytes));
+        if (scales != nullptr) scales[cache.slot] = desk_.kept_scales[i];
+      }
+      const int64_t oldest = cache.slot - cache.past;
+      rows[i] = {stored + oldest * bytes, kept[i], scales == nullptr ? nullptr : scales + oldest, desk_.kept_scales[i]};
     }
     turned(layer.query_norm, projected + number * features, query);
-    const int64_t oldest = (cache.slot - cache.past) * features * size;
-    t_.loops.attend(query, keys + oldest, values + oldest, stored_key, stored_value, cache.dtype, cache.past, features,
+    t_.loops.attend(query, rows[0], rows[1], cache.kept, cache.past, features,
                     1.0f / std::sqrt(static_cast<float>(features)), desk_.scores,
                     t_.seen + sequence * t_.attended() + number * features);
+  }
+
+  // A key or a value as it is kept, and its scale.
+  void keep(const float* x, void* kept, float& scale) const {
+    if (t_.cache.kept == Kept::int8) {
+      scale = t_.products.quantize_row(x, Dtype::float32, t_.plan.features, static_cast<int8_t*>(kept));
+    } else {
+      const Dtype dtype = t_.cache.kept == Kept::bfloat16 ? Dtype::bfloat16 : Dtype::float32;
+      t_.loops.from_floats(x, t_.plan.features, kept, dtype);
+      scale = 1.0f;
+    }
   }
 
   // Queries or keys of a head as attention takes them.

@@ -117,32 +117,53 @@ class Model {
   std::deque<Tensor> tensors_;
 };
 
-// Keys and values, [layer][2] of [B, G, capacity, C].
+// Keys and values, [layer][2] of [B, G, capacity, C]; where they are int8, codes, and scales [B, G, capacity] each.
 struct Cache {
-  std::vector<Tensor> tensors;
+  Kept kept;
+  std::vector<Tensor> tensors;  // floats, or scales
+  std::vector<std::vector<int8_t>> codes;
   std::vector<int64_t> addresses;
   int64_t capacity, slot, past;
 
   Cache(Random& random, const Model& model)
-      : capacity(random.within(1, random.within(0, 5) == 0 ? 200 : 12)),
+      : kept(static_cast<Kept>(random.within(0, 2))),
+        capacity(random.within(1, random.within(0, 5) == 0 ? 200 : 12)),
         slot(random.within(0, capacity - 1)),
         past(random.within(0, slot)) {
-    const Dtype dtype = random.within(0, 1) == 0 ? Dtype::float32 : Dtype::bfloat16;
-    const int64_t count = model.batch * model.plan.key_heads * capacity * model.plan.features;
+    const int64_t rows = model.batch * model.plan.key_heads * capacity, count = rows * model.plan.features;
     for (size_t i = 0; i < 2 * model.plan.layers.size(); ++i) {
-      tensors.emplace_back(dtype, count);
+      if (kept == Kept::int8) {
+        codes.push_back(random.numbers<int8_t>(count, -127, 127));
+        tensors.emplace_back(Dtype::float32, rows);
+        for (int64_t j = 0; j < rows; ++j) tensors.back().set(j, static_cast<double>(random.within(0, 12)) * 1e-3);
+        continue;
+      }
+      tensors.emplace_back(kept == Kept::bfloat16 ? Dtype::bfloat16 : Dtype::float32, count);
       for (int64_t j = 0; j < count; ++j) tensors.back().set(j, static_cast<double>(random.within(-1500, 1500)) * 1e-3);
     }
   }
 
+  // What attention reads at element `feature` of a row.
+  double at(size_t which, int64_t row, int64_t features, int64_t feature) const {
+    if (kept != Kept::int8) return tensors[which][row * features + feature];
+    return codes[which][static_cast<size_t>(row * features + feature)] * tensors[which][row];
+  }
+
+  bool operator==(const Cache& other) const { return tensors == other.tensors && codes == other.codes; }
+
   // That of one sequence.
   Cache alone(const DecodePlan& plan, int64_t sequence) const {
     Cache made = *this;
-    const int64_t count = plan.key_heads * capacity * plan.features;
+    const int64_t rows = plan.key_heads * capacity, count = rows * plan.features;
     for (Tensor& tensor : made.tensors) {
-      Tensor own(tensor.dtype(), count);
-      for (int64_t j = 0; j < count; ++j) own.set(j, tensor[sequence * count + j]);
+      const int64_t size = kept == Kept::int8 ? rows : count;
+      Tensor own(tensor.dtype(), size);
+      for (int64_t j = 0; j < size; ++j) own.set(j, tensor[sequence * size + j]);
       tensor = own;
+    }
+    for (std::vector<int8_t>& all : made.codes) {
+      const auto first = all.begin() + sequence * count;
+      all = std::vector<int8_t>(first, first + count);
     }
     return made;
   }
@@ -150,8 +171,16 @@ struct Cache {
   // Whether all but the new position is as in `other`.
   bool keeps(const Cache& other, int64_t features) const {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      for (int64_t j = 0; j < tensors[i].size(); ++j) {
-        if (j / features % capacity != slot && tensors[i][j] != other.tensors[i][j]) return false;
+      const int64_t rows = kept == Kept::int8 ? tensors[i].size() : tensors[i].size() / features;
+      for (int64_t row = 0; row < rows; ++row) {
+        if (row % capacity == slot) continue;
+        if (kept == Kept::int8 && tensors[i][row] != other.tensors[i][row]) return false;
+        for (int64_t c = 0; c < features; ++c) {
+          const size_t j = static_cast<size_t>(row * features + c);
+          const bool same = kept == Kept::int8 ? codes[i][j] == other.codes[i][j]
+                                               : at(i, row, features, c) == other.at(i, row, features, c);
+          if (!same) return false;
+        }
       }
     }
     return true;
@@ -159,9 +188,14 @@ struct Cache {
 
   bool step(Isa isa, int threads, const DecodePlan& plan, const std::vector<int64_t>& ids, double position, Tensor& out) {
     addresses.clear();
-    for (Tensor& tensor : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.data()));
+    for (size_t i = 0; i < tensors.size(); i += 2) {
+      for (size_t j = i; j < i + 2 && kept == Kept::int8; ++j) {
+        addresses.push_back(reinterpret_cast<int64_t>(codes[j].data()));
+      }
+      for (size_t j = i; j < i + 2; ++j) addresses.push_back(reinterpret_cast<int64_t>(tensors[j].data()));
+    }
     return decode_step(static_cast<int>(isa), threads, plan, static_cast<int64_t>(ids.size()), ids.data(), position,
-                       {addresses.data(), tensors[0].dtype(), capacity, slot, past}, out.data(), out.dtype());
+                       {addresses.data(), kept, capacity, slot, past}, out.data(), out.dtype());
   }
 };
 

@@ -79,7 +79,7 @@ class DecoderPlan:
         final_norm: in front of the head.
         head: a ternary weight ``[V, D]``; None: the step ends with the final norm.
         logit_scale: multiplies what ``head`` gives.
-        dtype: of the cache and of the result.
+        dtype: of the result, and of a cache that is not rounded to int8.
     """
 
     width: int
