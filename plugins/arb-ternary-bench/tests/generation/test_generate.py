@@ -24,7 +24,7 @@ from arb_ternary_bench.generation import cases as cases_module
 from arb_ternary_bench.generation import child, contenders
 from arb_ternary_bench.generation.bench import GenerateBench, run_generate_bench
 from arb_ternary_bench.generation.cases import Case, measure_case
-from arb_ternary_bench.generation.contenders import Contender, needed_bytes, obstacle
+from arb_ternary_bench.generation.contenders import Contender, needed_bytes, obstacle, open_session
 from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
 from arb_ternary_bench.generation.gguf_file import file_bytes, write_random_gguf
 from arb_ternary_bench.generation.llama_cpp import LlamaCpp
@@ -280,6 +280,8 @@ def test_room_is_asked_for_weights_and_the_cache_but_not_for_votes() -> None:
     assert ours / gib == pytest.approx(
         1.5 + (6.738e9 * (0.25 + 2 / 128) + 4 * 4096 * 32000 + 4 * cached) / gib, rel=1e-3
     )
+    rounded = needed_bytes(Contender(name="torch/int8-cache", group_size=128, threads=1), seven, 640, 1)
+    assert ours - rounded == pytest.approx((4 - 1 - 1 / 8 - 8 / seven.layers) * cached)
     floats = needed_bytes(Contender(name="bfloat16", group_size=128, threads=1), seven, 640, 1)
     assert 13.476e9 < floats < 13.476e9 + 4 * gib
     theirs = needed_bytes(Contender(name="tq2_0", group_size=128, threads=1), seven, 640, 1)
@@ -359,10 +361,26 @@ def test_values_that_mean_nothing_are_refused(arguments: tuple[str, ...], messag
     assert message in done.stderr
 
 
-def test_an_unknown_contender_is_refused_with_the_nearest_backend() -> None:
-    error = CliRunner().invoke(bench, ["generate", "--contenders", "torhc"]).exception
+@pytest.mark.parametrize("name", ["torhc", "torhc/int8-cache"])
+def test_an_unknown_contender_is_refused_with_the_nearest_backend(name: str) -> None:
+    error = CliRunner().invoke(bench, ["generate", "--contenders", name]).exception
     assert isinstance(error, ArbError)
     assert "torhc" in error.what
+    assert "int8-cache" not in error.what
+
+
+def test_a_contender_may_keep_keys_and_values_as_int8() -> None:
+    contender = Contender(name="torch/int8-cache", group_size="row", threads=torch.get_num_threads())
+    assert (contender.backend, contender.title) == ("torch", "torch, cache of int8")
+    assert Contender(name="torch", group_size="row", threads=1).backend == "torch"
+    both = GenerateBench(shapes=(TINY,), contenders=("torch", "torch/int8-cache", "bfloat16", "tq2_0"))
+    assert both.backends == ("torch",)
+    session = open_session(contender, TINY, 16, None)
+    assert isinstance(session, DecoderSession)
+    session.start(2, 8)
+    session.read(np.zeros((2, 3), dtype=np.int64))
+    assert session.cache.numbers == "int8"
+    assert session.cache.length == 3
 
 
 # --- llama.cpp ------------------------------------------------------------------------------------------------------

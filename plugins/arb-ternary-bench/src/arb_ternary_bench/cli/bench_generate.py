@@ -31,16 +31,20 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 def _contenders(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
     from arb_ternary.backends.select import BackendRequest, candidates, select
-    from arb_ternary_bench.generation.contenders import BFLOAT16, LLAMA_CPP
+    from arb_ternary_bench.generation.contenders import BFLOAT16, INT8_CACHE, LLAMA_CPP
 
     others = (*LLAMA_CPP, BFLOAT16)
     if text is None:
         usable = [one.name for one in candidates("cpu") if one.usable and not one.last_resort]
         return (*usable[:1], *others)
-    return tuple(
-        part if part in others else select(BackendRequest(part, "--contenders", "cpu")).name
-        for part in parse_list(text)
-    )
+    found = []
+    for part in parse_list(text):
+        backend = part.removesuffix(INT8_CACHE)
+        known = part in others
+        found.append(
+            part if known else select(BackendRequest(backend, "--contenders", "cpu")).name + part[len(backend) :]
+        )
+    return tuple(found)
 
 
 @click.command()
@@ -58,7 +62,8 @@ def _contenders(_context: click.Context, _parameter: click.Parameter, text: str 
 )
 @click.option(
     "--contenders", metavar="NAME,...", callback=_contenders,
-    help="Backends, tq2_0, tq1_0, bfloat16; default: the preferred backend and all others.",
+    help="Backends (cpu/int8-cache: keys and values as int8), tq2_0, tq1_0, bfloat16; default: the preferred backend, "
+    "whose keys and values are floats, and all others.",
 )  # fmt: skip
 @click.option(
     "--group", default="128", show_default=True, type=click.Choice(["32", "64", "128", "256", "row"]),

@@ -73,8 +73,9 @@ class GenerateBench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The contenders that are backends."""
-        return tuple(name for name in self.contenders if name not in LLAMA_CPP and name != "bfloat16")
+        """The backends among the contenders."""
+        found = [Contender(name=name, group_size=self.group_size, threads=1).backend for name in self.contenders]
+        return tuple(dict.fromkeys(backend for backend in found if backend is not None))
 
 
 @define
@@ -158,7 +159,7 @@ def _measure_shape(
                         contender, shape, cases, seconds=bench.seconds, limit=bench.limit, clock=bench.clock, file=file
                     )
                 except ArbError as error:
-                    if contender.name in bench.backends:
+                    if contender.backend is not None:
                         raise
                     del ready[contender]
                     reason = f"{error.what}: {error.hint.splitlines()[-1] if error.hint else 'it says nothing'}"

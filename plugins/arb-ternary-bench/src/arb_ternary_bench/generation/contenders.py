@@ -1,10 +1,10 @@
-"""Who generates: the backends, llama.cpp in two ternary formats, and torch in bfloat16."""
+"""Who generates: the backends, with a cache of floats or of int8, llama.cpp in two ternary formats, and bfloat16."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
@@ -13,11 +13,16 @@ from arb_ternary_bench.generation.gguf_file import BLOCK, file_bytes
 from arb_ternary_bench.generation.llama_cpp import INSTALL, LlamaCpp, installed
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 
-__all__ = ["BFLOAT16", "LLAMA_CPP", "Contender", "missing", "needed_bytes", "obstacle", "open_session"]
+if TYPE_CHECKING:
+    from arb_ternary_text.models.cache import CacheNumbers
+
+__all__ = ["BFLOAT16", "INT8_CACHE", "LLAMA_CPP", "Contender", "missing", "needed_bytes", "obstacle", "open_session"]
 
 #: llama.cpp's types by the names of their contenders.
 LLAMA_CPP: Final = {"tq2_0": "TQ2_0", "tq1_0": "TQ1_0"}
 BFLOAT16: Final = "bfloat16"
+#: Behind the name of a backend: keys and values are kept as int8.
+INT8_CACHE: Final = "/int8-cache"
 #: Python, libraries, and what a pass computes beside keys and values.
 _ROOM: Final = 3 << 29
 
@@ -27,7 +32,7 @@ class Contender:
     """One of them.
 
     Attributes:
-        name: of a backend, of :data:`LLAMA_CPP`, or :data:`BFLOAT16`.
+        name: of a backend, which :data:`INT8_CACHE` may follow, of :data:`LLAMA_CPP`, or :data:`BFLOAT16`.
         group_size: weights that share an exponent, on a backend.
         threads: that it computes with.
     """
@@ -37,11 +42,23 @@ class Contender:
     threads: int
 
     @property
+    def backend(self) -> str | None:
+        """The backend, if it is one."""
+        return None if self.name in (*LLAMA_CPP, BFLOAT16) else self.name.removesuffix(INT8_CACHE)
+
+    @property
+    def numbers(self) -> CacheNumbers:
+        """What a backend keeps keys and values as."""
+        return "int8" if self.name.endswith(INT8_CACHE) else "float"
+
+    @property
     def title(self) -> str:
         """As the table has it."""
         if self.name in LLAMA_CPP:
             return f"llama.cpp {LLAMA_CPP[self.name]}"
-        return "torch bfloat16" if self.name == BFLOAT16 else self.name
+        if self.name == BFLOAT16:
+            return "torch bfloat16"
+        return f"{self.backend}, cache of int8" if self.numbers == "int8" else self.name
 
 
 def missing(name: str) -> str | None:
@@ -73,7 +90,12 @@ def needed_bytes(contender: Contender, shape: GenerationShape, length: int, batc
         return _ROOM + 2 * shape.weights() + 2 * 2 * cached // shape.layers + 2 * cached
     group = shape.width if contender.group_size == "row" else contender.group_size
     largest = 4 * shape.width * max(shape.vocabulary, shape.feed_forward)
-    return _ROOM + round(shape.weights() * (1 / 4 + 2 / group)) + largest + 4 * cached
+    if contender.numbers == "int8":
+        # The floats of the layer that attention reads, where modules run; a scale beside each head of at least 32.
+        cached = round((1 + 1 / 8 + 2 * 4 / shape.layers) * cached)
+    else:
+        cached *= 4
+    return _ROOM + round(shape.weights() * (1 / 4 + 2 / group)) + largest + cached
 
 
 def open_session(contender: Contender, shape: GenerationShape, length: int, file: Path | None) -> Session:
@@ -93,6 +115,6 @@ def open_session(contender: Contender, shape: GenerationShape, length: int, file
     from arb_ternary_bench.generation.decoders import DecoderSession, bfloat16_decoder, ternary_decoder
 
     torch.set_num_threads(contender.threads)
-    if contender.name == BFLOAT16:
+    if contender.backend is None:
         return DecoderSession(bfloat16_decoder(shape, length))
-    return DecoderSession(ternary_decoder(shape, length, contender.group_size, contender.name))
+    return DecoderSession(ternary_decoder(shape, length, contender.group_size, contender.backend), contender.numbers)

@@ -15,7 +15,7 @@ from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_bench.generation.shapes import GenerationShape, GroupSize
 from arb_ternary_bench.steps.large_model import draw_trits_
-from arb_ternary_text.models.cache import KeyValueCache
+from arb_ternary_text.models.cache import CacheNumbers, KeyValueCache
 from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_train.build import undrawn, without_accumulators
@@ -28,20 +28,25 @@ class DecoderSession:
 
     Args:
         model: of ours, in either form.
+        numbers: what it keeps keys and values as.
+
+    Attributes:
+        cache: of the sequences that were started last.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, numbers: CacheNumbers = "float") -> None:
         self._model = model.eval()
+        self._numbers: CacheNumbers = numbers
         self.weight_bytes = sum(_bytes_read(module) for module in _matrices(model))
 
     def start(self, batch: int, length: int) -> None:  # the cache grows as it is filled
         """An empty cache for ``batch`` sequences of up to ``length`` tokens."""
-        self._cache: KeyValueCache = self._model.new_cache(batch)
+        self.cache: KeyValueCache = self._model.new_cache(batch, self._numbers)
 
     @torch.no_grad()
     def read(self, tokens_BS: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read tokens of every sequence, and give the likeliest next token of each, ``[B]``."""
-        logits_BV: Tensor = self._model.next_logits(torch.from_numpy(tokens_BS), self._cache)
+        logits_BV: Tensor = self._model.next_logits(torch.from_numpy(tokens_BS), self.cache)
         likeliest: NDArray[np.int64] = logits_BV.argmax(dim=-1).numpy()
         return likeliest
 
