@@ -20,19 +20,18 @@ from arb_ternary_bench.compare import machine_facts
 from arb_ternary_bench.texts import divide_text, help_topics
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
-#: A factor of 1.5 apart.
-GRID: Final = (0.053, 0.08, 0.12, 0.18, 0.27)
 #: Bytes of a text that is made here, at most.
 LONGEST: Final = 1_000_000
 _SMALL: Final = {"model.width": 64, "model.layers": 2, "model.feed_forward": 128}
 _SHORT: Final = {"phases.0.lr_schedule": "cosine", "phases.0.warmup_steps": 30, "phases.0.block_size": 64}
 _SPLIT: Final = {"name": "split", "ternary": {"name": "scaled_votes"}, "float": {"name": "adamw", "lr": 0.006}}
-#: A text, what is changed in the base config, and the option that is the rate.
-CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
+#: A text, what is changed in the base config, the option that is the rate, and rates a factor of 1.5 apart.
+CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = {
     "source code, pure, 600 steps of 512 tokens, cosine": (
         "library",
         {**_SMALL, **_SHORT, "phases.0.steps": 600},
         "optimizer.lr",
+        (0.053, 0.08, 0.12, 0.18),
     ),
     "help topics, float embedding and head, 150 steps of 2,048 tokens, linear": (
         "topics",
@@ -49,6 +48,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
             "phases.0.warmup_steps": 15,
         },
         "optimizer.ternary.lr",
+        (0.08, 0.12, 0.18, 0.27),
     ),
     "shakespeare, bytes hidden, pure, 300 steps of 1,024 tokens, sqrt": (
         "shakespeare",
@@ -61,6 +61,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
             "phases.0.lr_schedule": "sqrt",
         },
         "optimizer.lr",
+        (0.12, 0.18, 0.27, 0.4),
     ),
 }
 
@@ -77,7 +78,7 @@ def data_of(text: str, folder: Path) -> dict[str, Any]:
 
 def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, float]:
     """The rate of one run, as a number, and its loss; it is made where it is not there yet."""
-    text, changes, option = CONFIGS[name]
+    text, changes, option, _ = CONFIGS[name]
     directory = work / f"{text}-{rate}-{seed}"
     if not (directory / "result.json").exists():
         settings = {"data": data_of(text, work), "seed": seed, "threads": 1, "phases.0.eval_every": 1000, **changes}
@@ -91,16 +92,17 @@ def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, flo
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """A line a config: the losses of the grid, and of ``auto``."""
-    lines = [f"| config | {' | '.join(map(str, GRID))} | auto | behind the best |", "|---|" + "---:|" * (len(GRID) + 2)]
-    for name in CONFIGS:
+    """A line a config: the losses of the grid, and of ``auto``; of the first seed."""
+    lines = ["| config | rates: losses | auto | behind the best |", "|---|---|---:|---:|"]
+    for name, (*_, grid) in CONFIGS.items():
         found = {each["asked"]: each for each in runs.values() if each["config"] == name and each["seed"] == 0}
-        if set(found) != {*GRID, "auto"}:
+        if not {*grid, "auto"} <= set(found):
             continue
-        losses = [found[rate]["loss"] for rate in GRID]
+        losses = {rate: found[rate]["loss"] for rate in grid}
         auto = found["auto"]
-        shown = " | ".join(f"{loss:.4f}" for loss in losses)
-        lines.append(f"| {name} | {shown} | {auto['loss']:.4f} at {auto['rate']} | {auto['loss'] - min(losses):+.4f} |")
+        shown = ", ".join(f"{rate}: {loss:.4f}" for rate, loss in losses.items())
+        behind = auto["loss"] - min(losses.values())
+        lines.append(f"| {name} | {shown} | {auto['rate']}: {auto['loss']:.4f} | {behind:+.4f} |")
     return "\n".join(lines)
 
 
@@ -118,7 +120,7 @@ def main() -> None:
         result = json.loads(arguments.out.read_text(encoding="utf-8"))
     for seed in range(arguments.seeds):
         for name in CONFIGS:
-            for asked in ("auto", *GRID):
+            for asked in ("auto", *CONFIGS[name][-1]):
                 key = f"{name}, {asked}, seed {seed}"
                 if key not in result["runs"]:
                     rate, loss = run(work, name, asked, seed)

@@ -25,6 +25,15 @@ from arb_ternary_bench.texts import divide_text, help_topics
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
 #: Bytes of a text that is made here, at most.
 LONGEST: Final = 4_000_000
+#: Scaled votes of which those of embedding and head differ.
+PARTED: Final = f"plugins=[{json.dumps(str(BASE.with_name('pure_start_votes.py')))}]"
+
+
+def parted(**options: Any) -> tuple[str, ...]:
+    """The overrides that give a run such votes."""
+    return (PARTED, f"optimizer={json.dumps({'name': 'parted_votes', 'lr': 0.1, **options})}")
+
+
 #: What is changed in the config.
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "pure": (),
@@ -45,6 +54,26 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
         "model.logit_scale=0",
         'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.15},"float":{"name":"adamw","lr":0.006}}',
     ),
+    "float_head_rate_0.15": (
+        'model.float_parts=["head"]',
+        "model.logit_scale=0",
+        'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.15},"float":{"name":"adamw","lr":0.006}}',
+    ),
+    "rate_0.15": ("optimizer.lr=0.15",),
+    **{f"head_{times:g}": (f'phases.0.rate_factors={{"head":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0, 8.0)},
+    **{f"embedding_{times:g}": (f'phases.0.rate_factors={{"embedding":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0)},
+    "logits_1": ("model.logit_scale=0",),
+    "logits_4": ("model.logit_scale=2",),
+    **{f"head_clip_{clip:g}": parted(head_clip=clip) for clip in (1.5, 5.0, 10.0)},
+    "head_mean": parted(head_mean="arithmetic"),
+    "head_mean_clip_5": parted(head_mean="arithmetic", head_clip=5.0),
+    "head_mean_clip_10": parted(head_mean="arithmetic", head_clip=10.0),
+    "logits_0.5": ("model.logit_scale=-1",),
+    "logits_1_head_2": ("model.logit_scale=0", 'phases.0.rate_factors={"head":2.0}'),
+    "logits_1_head_4": ("model.logit_scale=0", 'phases.0.rate_factors={"head":4.0}'),
+    "logits_1_head_exponents": ("model.logit_scale=0", "model.scale_rule=residual", *parted(head_exponents=True)),
+    "logits_1_zero_head": ("model.logit_scale=0", "model.zero_head=true"),
+    "head_exponents": ("model.scale_rule=residual", *parted(head_exponents=True)),
 }
 TEXTS: Final = ("shakespeare", "topics", "library")
 
