@@ -36,11 +36,15 @@ def export(tmp_path: Path) -> Callable[..., Path]:
     """Writes a decoder to a file."""
 
     def write(
-        model: torch.nn.Module, kind: str = "auto", tokenizer: Mapping[str, Any] | None = None, name: str = "m"
+        model: torch.nn.Module,
+        kind: str = "auto",
+        tokenizer: Mapping[str, Any] | None = None,
+        name: str = "m",
+        float_kind: str = "auto",
     ) -> Path:
-        path = tmp_path / f"{name}-{kind}.gguf"
+        path = tmp_path / f"{name}-{kind}-{float_kind}.gguf"
         metadata = {"name": name, "step": 1, "tokenizer": tokenizer or {"kind": "bytes"}}
-        GgufExporter(GgufConfig(type=kind)).export(model, path, metadata)
+        GgufExporter(GgufConfig(type=kind, float_type=float_kind)).export(model, path, metadata)
         return path
 
     return write

@@ -110,6 +110,48 @@ def test_auto_keeps_float_matrices_exact(decoder: Make, export: Export) -> None:
     np.testing.assert_array_equal(stored, model.embedding.weight.detach().numpy())
 
 
+FLOATS = ("embedding", "head")
+
+
+@pytest.mark.parametrize(("kind", "number"), [("f32", 0), ("f16", 1), ("bf16", 32), ("q8_0", 7)])
+def test_float_matrices_are_rounded_as_gguf_py_does_and_trits_stay(
+    decoder: Make, export: Export, kind: str, number: int
+) -> None:
+    model = decoder("llama", vocabulary_size=4096, float_parts=FLOATS)
+    rows = model.embedding.weight.data
+    rows[0] = 0.0
+    rows[1] = torch.linspace(-127, 127, rows.shape[1])  # halves, in the blocks whose largest number is 127
+    rows[2] = 1.0 + torch.arange(rows.shape[1]) / 2**8  # halves of bfloat16, to even and odd
+    path = export(model, "auto", float_kind=kind)
+    file = GgufFile(path)
+    known = gguf.GGMLQuantizationType[kind.upper()]
+    for name, module in (("token_embd.weight", model.embedding), ("output.weight", model.head)):
+        stored = np.asarray(file.bytes_of(file.tensors[name])).view(np.uint8).ravel()
+        wanted = np.ascontiguousarray(gguf.quants.quantize(module.weight.detach().numpy(), known)).view(np.uint8)
+        np.testing.assert_array_equal(stored, wanted.ravel())
+    assert types(path)["blk.0.attn_q.weight"] == "TQ2_0"
+    assert types(path)["output_norm.weight"] == "F32"
+    assert file.metadata["general.file_type"] == number
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "value", "reason"),
+    [
+        ("q8_0", {"width": 40, "heads": 2, "feed_forward": 80}, 1.0, "Q8_0 stores 32 columns together, and it has 40"),
+        ("f16", {}, 65520.0, "F16 ends at 65504, and it has 65520"),
+        ("f16", {}, float("nan"), "F16 ends at 65504, and it has nan"),
+        ("bf16", {}, 3.4e38, "BF16 ends at 3.3895e[+]38, and it has 3.4e[+]38"),
+    ],
+)
+def test_a_float_type_that_cannot_round_a_matrix_is_refused(
+    decoder: Make, export: Export, kind: str, options: dict[str, Any], value: float, reason: str
+) -> None:
+    model = decoder("llama", float_parts=FLOATS, **options)
+    model.embedding.weight.data[0, 0] = value
+    with pytest.raises(ConfigError, match=f"float_type: {kind} cannot hold token_embd.weight: {reason}"):
+        export(model, "auto", float_kind=kind)
+
+
 REFUSED = [
     ("tq2_0", {"width": 128, "heads": 2}, None, "token_embd.weight", "TQ2_0 stores 256 columns together, and it has",
      "f32, f16, bf16, q2_0, q4_0"),

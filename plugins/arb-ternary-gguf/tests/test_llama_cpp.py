@@ -44,6 +44,16 @@ def test_every_type_loads_and_agrees(decoder: Make, export: Export, llama_cpp: A
         torch.testing.assert_close(found, wanted, atol=ROUNDED[kind], rtol=0)
 
 
+@pytest.mark.parametrize(("kind", "most"), [("f16", 0.005), ("bf16", 0.03), ("q8_0", 0.1)])
+def test_rounded_floats_load_and_agree(
+    decoder: Make, export: Export, llama_cpp: Any, ours: Any, kind: str, most: float
+) -> None:
+    model = decoder("llama", float_parts=("embedding", "head"))
+    found = llama_cpp(export(model, "f32", float_kind=kind)).log_probabilities(TEXT)
+    wanted = ours(model, TEXT.encode(), "float")[-1]
+    torch.testing.assert_close(found, wanted, atol=most, rtol=0)
+
+
 VARIANTS: list[dict[str, Any]] = [
     {"linear_scales": True},
     {"query_key_value_bias": True},

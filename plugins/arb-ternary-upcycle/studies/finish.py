@@ -12,8 +12,8 @@ A number that lies between two whole multiples is rounded either way by the last
 that follows hangs on it: also ``blocks`` may part from llama.cpp where two tokens are about as likely. So the model is
 exported a second time with weights of float32, the same numbers, where llama.cpp rounds nothing; there the texts have
 to be those of ``float``. Where two texts part, the report says after how many tokens, and how far apart the two
-likeliest logits were there. Size and speed (medians, the files in turn) stand beside those of the original file. Needs
-xllamacpp::
+likeliest logits were there. Size and speed (medians, the files in turn) stand beside those of the original file, and of
+a third export, ``small``, whose float matrices are rounded to ``--float-type``. Needs xllamacpp::
 
     python plugins/arb-ternary-upcycle/studies/finish.py runs/smollm2 --original SmolLM2-135M-Instruct-Q4_1.gguf \\
         --work /tmp/finish --out finish.json
@@ -233,9 +233,11 @@ def processor() -> str:
 def study(options: argparse.Namespace) -> dict[str, Any]:
     """Everything; the result is plain JSON."""
     options.work.mkdir(parents=True, exist_ok=True)
-    exported, exact = options.work / "student.gguf", options.work / "student-f32.gguf"
+    names = ("student", "student-f32", "student-small")
+    exported, exact, small = (options.work / f"{name}.gguf" for name in names)
     export_run(options.run, exported, "gguf", [f"type={options.type}"])
     export_run(options.run, exact, "gguf", ["type=f32"])
+    export_run(options.run, small, "gguf", [f"type={options.type}", f"float_type={options.float_type}"])
     run = load_run(options.run)
     model = run.model
     if not isinstance(model, Decoder):
@@ -256,7 +258,7 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         "greedy": packed,
         "exact": compare(texts, GgufFile(exact), LlamaCpp(exact, **place), ("float",)),
     }
-    files, servers = {"student": exported}, {"student": student}
+    files, servers = {"student": exported, "small": small}, {"student": student, "small": LlamaCpp(small, **place)}
     if options.original is not None:
         files["original"] = options.original
         servers["original"] = LlamaCpp(options.original, **place)
@@ -296,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run directory or checkpoint of the student")
     parser.add_argument("--original", type=Path, help="GGUF file of the model that it came from")
     parser.add_argument("--type", default="auto", help="option of the exporter: auto, tq2_0, q2_0, ...")
+    parser.add_argument("--float-type", default="q8_0", help="of float matrices in the third export")
     parser.add_argument("--tokens", type=int, default=32, help="tokens that follow each prompt")
     parser.add_argument("--context", type=int, default=512, help="context in llama.cpp, prompt and tokens together")
     parser.add_argument("--threads", type=int, default=1)

@@ -97,7 +97,8 @@ def test_presets_and_options_decide_the_config() -> None:
         options = {phase.name: phase.options for phase in made.phases}
         assert (options["blockwise"].steps, options["global"].steps) == (blockwise, steps)
         assert options["benchmark"].measure == measured
-        assert options["global"].block_size == 64  # the context of the teacher, which is less than the preset's
+        # The context of the teacher, which is less than the preset's and than the default of the phase.
+        assert options["global"].block_size == options["projection"].block_size == 64
         assert made.model.options.group_size == "row"
         assert made.optimizer.options.ternary.options.lr == 0.05
     chosen = config(

@@ -63,6 +63,7 @@ def test_llama_cpp_continues_as_the_model_does(finish: Any, tmp_path: Path, kind
     assert code == 0
     assert {row["llama.cpp"] for row in result["greedy"]["prompts"]} != {""}
     assert result["files"]["student"]["bytes"] < result["files"]["original"]["bytes"] / 2
+    assert result["files"]["small"]["bytes"] < result["files"]["student"]["bytes"]
     assert all(facts["decode"] > 0 for facts in result["files"].values())
     assert result["types"][kind.upper()] == 2 * 7 + 1
 

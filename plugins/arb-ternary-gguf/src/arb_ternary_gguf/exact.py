@@ -1,4 +1,4 @@
-"""Which types of tensor hold a weight exactly."""
+"""Which type a weight is written in: one that holds it exactly, or, for floats, one that was asked for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_gguf.chunks import chunks
-from arb_ternary_gguf.float_blocks import FLOAT_TYPES, holds
-from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, TQ1_0, TQ2_0, TensorType
+from arb_ternary_gguf.float_blocks import FLOAT_TYPES, holds, largest
+from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, Q8_0, TQ1_0, TQ2_0, TensorType
 from arb_ternary_gguf.trit_blocks import EXPONENTS, TERNARY_TYPES
 from arb_ternary_text.interchange.weights import TernaryWeight
 
@@ -21,22 +21,28 @@ __all__ = ["CHOICES", "block_exponents", "choose_type"]
 #: Types by the name of the option ``type``.
 CHOICES: Final = {"f32": F32, "f16": F16, "bf16": BF16, "tq1_0": TQ1_0, "tq2_0": TQ2_0, "q2_0": Q2_0, "q4_0": Q4_0}
 
+#: Types by the name of the option ``float_type``.
+_ROUNDED: Final = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
+
 #: What ``auto`` takes: the first that holds the weight exactly. TQ2_0 is read faster than TQ1_0.
 _TERNARY_ORDER: Final = (TQ2_0, Q2_0, Q4_0, F16, F32)
 _FLOAT_ORDER: Final = (F16, BF16, F32)
 
 
-def choose_type(name: str, weight: TernaryWeight | Tensor, choice: str) -> TensorType:
+def choose_type(name: str, weight: TernaryWeight | Tensor, choice: str, float_choice: str = "auto") -> TensorType:
     """The type in which the tensor ``name`` is written.
 
-    Vectors are float32. A float matrix is written in the float type that ``choice`` names, and under ``auto`` or a
-    ternary type in the smallest that holds it exactly.
+    Vectors are float32. A float matrix is rounded to ``float_choice``. Where that is ``auto``, it is written in the
+    float type that ``choice`` names, and under ``auto`` or a ternary type in the smallest that holds it exactly.
 
     Raises:
-        ConfigError: the chosen type does not hold it exactly; the message says why, and which types do.
+        ConfigError: the chosen type does not hold it exactly, or ``float_choice`` cannot round it; the message says
+            why, and which types do.
     """
     if isinstance(weight, Tensor) and weight.dim() == 1:
         return F32
+    if isinstance(weight, Tensor) and float_choice != "auto":
+        return _rounded(name, weight, float_choice)
     order = _FLOAT_ORDER if isinstance(weight, Tensor) else _TERNARY_ORDER
     chosen = CHOICES.get(choice)
     if chosen is None or (isinstance(weight, Tensor) and chosen in TERNARY_TYPES):
@@ -49,6 +55,20 @@ def choose_type(name: str, weight: TernaryWeight | Tensor, choice: str) -> Tenso
     raise ConfigError(
         f"type: {choice} cannot hold {name} exactly: {obstacle}",
         f"Types that hold it: {', '.join(others)}. With `--type auto` every tensor gets the smallest that does.",
+    )
+
+
+def _rounded(name: str, weight: Tensor, choice: str) -> TensorType:
+    kind, columns, size = _ROUNDED[choice], weight.shape[1], float(weight.abs().max())
+    if columns % kind.block:
+        obstacle = f"{kind.name} stores {kind.block} columns together, and it has {columns}"
+    elif not size <= largest(kind):
+        obstacle = f"{kind.name} ends at {largest(kind):.5g}, and it has {size:.5g}"
+    else:
+        return kind
+    raise ConfigError(
+        f"float_type: {choice} cannot hold {name}: {obstacle}",
+        "Take `-o float_type=bf16`, or `auto`, which rounds nothing.",
     )
 
 

@@ -42,13 +42,13 @@ class GgufExporter:
     writes_accumulators = False
 
     def __init__(self, config: GgufConfig) -> None:
-        self._type = config.type
+        self._config = config
 
     def export(self, model: nn.Module, destination: Path, metadata: Mapping[str, Any]) -> None:
         """Write ``model`` to the file ``destination``, one tensor at a time.
 
         Raises:
-            ConfigError: llama.cpp computes no such model, or the chosen type cannot hold a tensor exactly.
+            ConfigError: llama.cpp computes no such model, or a chosen type cannot hold a tensor.
             DataError: a GGUF file cannot hold the tokenizer.
             ArbError: the file cannot be written.
         """
@@ -61,7 +61,7 @@ class GgufExporter:
         check_options(model.config, architecture)
         keys = model_keys(model.config, architecture, model.vocabulary_size, str(metadata["name"]))
         keys |= vocabulary_keys(metadata.get("tokenizer"), model.vocabulary_size)
-        planned = [*_rope_factors(model), *_Weights(model, architecture).plan(self._type)]
+        planned = [*_rope_factors(model), *_Weights(model, architecture).plan(self._config)]
         counts: dict[TensorType, int] = {}
         for tensor in planned:
             if len(tensor.shape) > 1:
@@ -83,13 +83,13 @@ class _Weights:
         self._stream: Iterator[tuple[str, TernaryWeight | Tensor]] = iter(())
         self._gains: dict[str, float] = {}
 
-    def plan(self, choice: str) -> list[PlannedTensor]:
+    def plan(self, config: GgufConfig) -> list[PlannedTensor]:
         """Names, shapes and types; the bytes come from a second pass, in the same order."""
         tensors: list[PlannedTensor] = []
         scales: dict[str, float] = {}
         for path, weight in exported_weights(self._model):
             name = tensor_name(path)
-            kind = choose_type(name, weight, choice)
+            kind = choose_type(name, weight, config.type, config.float_type)
             shape = tuple(weight.shape) if isinstance(weight, Tensor) else tuple(weight.trits.shape)
             tensors.append(PlannedTensor(name, shape, kind, partial(self._bytes, path, kind)))
             if isinstance(weight, TernaryWeight) and weight.scale != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from arb_ternary.errors import ConfigError
-from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, TQ1_0, TQ2_0, TensorType
+from arb_ternary_gguf.tensor_types import BF16, F16, F32, Q2_0, Q4_0, Q8_0, TQ1_0, TQ2_0, TensorType
 from arb_ternary_gguf.values import Kind, Scalar, Value
 from arb_ternary_text.models.config import DecoderConfig
 
@@ -15,7 +15,7 @@ __all__ = ["GROUP_SIZE", "check_options", "file_type", "model_keys"]
 GROUP_SIZE: Final = "arb_ternary.group_size"
 
 #: llama.cpp's numbers of files by the type of most of their weights (``llama_ftype``).
-_FILE_TYPES: Final = {F32: 0, F16: 1, Q4_0: 2, BF16: 32, TQ1_0: 36, TQ2_0: 37, Q2_0: 41}
+_FILE_TYPES: Final = {F32: 0, F16: 1, Q4_0: 2, Q8_0: 7, BF16: 32, TQ1_0: 36, TQ2_0: 37, Q2_0: 41}
 
 #: Version of the quantised types.
 _QUANTISATION: Final = 2

@@ -45,7 +45,11 @@ class ProjectionConfig:
     descent_passes: int = option(4, "most rounds over all weights that gptq_cd makes", validator=non_negative)
     calibration_tokens: int = option(8192, "training tokens that weights are fitted to", validator=positive)
     held_out_tokens: int = option(2048, "held-out tokens that errors are also measured on", validator=positive)
-    block_size: int = option(512, "tokens in a sample of them", validator=positive)
+    block_size: int = option(
+        128,
+        "tokens in a sample of them; its first ones are unlike all others, and are learned from few long samples badly",
+        validator=positive,
+    )
     residue: bool = option(True, "accumulators start with what the rounding left over; false = they start empty")
     source: str | None = option(
         None, "folder of a stage, or run, whose weights are rounded; null = the newest stage of this run"

@@ -12,8 +12,8 @@ PREPARING: Final = ("load_teacher", "fold_rotate", "surgery", "projection")
 #: What trains the ternary weights of a student, which knows something already: votes at half the rate of training from
 #: random weights.
 VOTES: Final[Mapping[str, Any]] = {"name": "scaled_votes", "lr": 0.05}
-#: Tokens of a sample of the calibration text, where the model can take as many.
-_SAMPLE: Final = 512
+#: Tokens of a sample of the calibration text, where the model can take as many: the defaults of the phases.
+_SAMPLES: Final[Mapping[str, int]] = {"surgery": 256, "projection": 128}
 
 
 def preparing(teacher: str, model: Mapping[str, Any], max_length: int, options: Mapping[str, Any]) -> list[Any]:
@@ -26,15 +26,12 @@ def preparing(teacher: str, model: Mapping[str, Any], max_length: int, options: 
         options: of each phase, by its name.
     """
     decoupled = model.get("attention") == "decoupled"
+    shorter = {name: {"block_size": max_length} if max_length < size else {} for name, size in _SAMPLES.items()}
     phases: list[dict[str, Any]] = [
         {"name": "load_teacher", "teacher": teacher},
         {"name": "fold_rotate"},
-        *(
-            [{"name": "surgery", **({"block_size": max_length} if max_length < _SAMPLE // 2 else {})}]
-            if decoupled
-            else []
-        ),
-        {"name": "projection", **({"block_size": max_length} if max_length < _SAMPLE else {})},
+        *([{"name": "surgery", **shorter["surgery"]}] if decoupled else []),
+        {"name": "projection", **shorter["projection"]},
     ]
     return [{**phase, **options.get(phase["name"], {})} for phase in phases]
 
