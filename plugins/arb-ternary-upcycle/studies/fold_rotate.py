@@ -62,12 +62,18 @@ def main() -> None:
             models[f"prepared, {dtype}"] = written(folder / dtype, teacher, basis, dtype)
         models["teacher, bfloat16"] = written(folder / "rounded", teacher, None, "bfloat16")
         found = {each: list(logits_of(model, tokens)) for each, model in models.items()}
+        # What float32 itself does to logits, beside which a difference is to be seen.
+        exact = {
+            each: list(logits_of(models[each], tokens, torch.float64)) for each in ("teacher", "prepared, float32")
+        }
     result = {
         "teacher": Path(arguments.teacher).name,
         "held_out_tokens": tokens[:, 1:].numel(),
         "seed": arguments.seed,
         "machine": machine_facts(),
         "models": {name: compared(found["teacher"], logits, tokens) for name, logits in found.items()},
+        "computed_in_float64": {name: compared(exact["teacher"], logits, tokens) for name, logits in exact.items()},
+        "teacher_in_float32_against_float64": compared(exact["teacher"], found["teacher"], tokens),
     }
     text = json.dumps(result, indent=1)
     print(text)
@@ -86,13 +92,14 @@ def written(folder: Path, teacher: PretrainedModel, basis: Basis | None, dtype: 
 
 
 @torch.no_grad()
-def logits_of(model: FloatModel, tokens_NS: Tensor) -> Iterator[Tensor]:
-    """Logits of each sample, ``[S, V]``."""
-    streams = [model.embed(sample[None, :-1]) for sample in tokens_NS]
+def logits_of(model: FloatModel, tokens_NS: Tensor, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
+    """Logits of each sample, ``[S, V]``, computed in ``dtype``."""
+    streams = [model.embed(sample[None, :-1]).to(dtype) for sample in tokens_NS]
     for number in range(model.config.layers):
-        block = model.block(number)
+        block = model.block(number).to(dtype)
         streams = [model.through(block, x_1SD) for x_1SD in streams]
-    return (model.logits(x_1SD)[0] for x_1SD in streams)
+    head = model.head(streams[0].device).to(dtype)
+    return (F.linear(model.normed(x_1SD), head)[0] for x_1SD in streams)
 
 
 def compared(before: list[Tensor], after: list[Tensor], tokens_NS: Tensor) -> dict[str, float]:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from arb_ternary_bench.compare import machine_facts
 from arb_ternary_text.data.shakespeare import ShakespeareConfig
 from arb_ternary_text.data.shakespeare import build as shakespeare
 from arb_ternary_text.models.block import Block
+from arb_ternary_train.seeding import derived_generator
 from arb_ternary_upcycle.calibration import calibration_tokens, held_out_tokens
 from arb_ternary_upcycle.float_model import FloatModel
 from arb_ternary_upcycle.float_model_writer import FloatModelWriter
@@ -66,6 +67,9 @@ VARIANTS = {
     "gptq_cd, a matrix, rotated, corrected": Variant(Recipe(grouping="tensor"), correction=True),
 }
 
+#: Tokens of a held-out sample, whatever those of calibration have.
+JUDGED: Final = 512
+
 
 class Study:
     """The stages and the text."""
@@ -79,7 +83,7 @@ class Study:
         writer.write_ends(teacher.ends())
         self.teacher = writer.finish()
         config = self.teacher.config
-        basis = Basis(config, True, random_rotation(config.width, torch.Generator().manual_seed(seed)), seed)
+        basis = Basis(config, True, random_rotation(config.width, derived_generator(seed, "residual")), seed)
         writer = FloatModelWriter(folder / "prepared", untied(config), self.teacher.vocabulary_size, teacher.tokenizer)
         for number in range(config.layers):
             writer.write_block(number, basis.block(number, self.teacher.weights(f"blocks.{number}.")))
@@ -89,9 +93,9 @@ class Study:
         self.folder = folder
         context: Any = self
         self.calibration = calibration_tokens(context, tokens=tokens, block_size=block_size, seed=seed)
-        held_out = held_out_tokens(context, tokens=12288, block_size=block_size)[:, :block_size]
+        held_out = held_out_tokens(context, tokens=12288, block_size=JUDGED)[:, :JUDGED]
         # Every third sample is for errors, the others for perplexity; all are spread over the text.
-        self.held_out = held_out[::3]
+        self.held_out = held_out[::3].reshape(-1, block_size)
         self.judged = torch.cat([held_out[1::3], held_out[2::3]])
 
     def measure(self, name: str, variant: Variant) -> dict[str, Any]:
@@ -222,7 +226,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the result")
     parser.add_argument("--only", nargs="*", help="variants by name, or errors")
     parser.add_argument("--tokens", type=int, default=8192, help="of calibration")
-    parser.add_argument("--block-size", type=int, default=512)
+    parser.add_argument("--block-size", type=int, default=128, help="of calibration samples")
     parser.add_argument("--every", type=int, default=1, help="errors: of every so manieth block")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

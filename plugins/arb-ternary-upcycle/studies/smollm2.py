@@ -44,6 +44,9 @@ MODEL: Final[Mapping[str, Any]] = {
     "feed_forward": 1536, "rotary_base": 100000.0, "max_length": 8192, "norm_eps": 9.999999747378752e-06,
     "group_size": "row", "scale_rule": "frozen", "gradients": "int8", "float_parts": ["embedding", "head"],
 }  # fmt: skip
+#: Short samples, as the first token of each has activations a thousand times as large as all others, which 16 first
+#: tokens are too few to learn.
+PROJECTION: Final[Mapping[str, Any]] = {"name": "projection", "calibration_tokens": 32768, "block_size": 128}
 #: Of ``global``: 2,048 tokens a step.
 STEP: Final = 2048
 TRAINING: Final[Mapping[str, Any]] = {
@@ -102,7 +105,7 @@ class Study:
     def projected(self) -> Path:
         """The student before it is trained."""
         phases = [{"name": "load_teacher", "teacher": str(self.source)}, {"name": "fold_rotate"}]
-        return self.run("projected", [*phases, {"name": "projection"}], rate=0.05, tuning=False, start=None)
+        return self.run("projected", [*phases, PROJECTION], rate=0.05, tuning=False, start=None)
 
     def trained(self, name: str, rate: float, steps: int, *, tuning: bool = False) -> Path:
         """The student after ``global``."""
