@@ -105,7 +105,18 @@ def test_sums_of_a_machine_leave_it_once_for_all_its_gpus() -> None:
 
 def test_sharded_trits_are_gathered_twice_a_micro_batch_at_two_bits() -> None:
     found = row("trit_gathers", cluster=ClusterConfig(name="", nodes=1, gpus=2, micro_batches=6))
-    assert found["inside_bytes"] == 2 * 3 * 250e3 / 2
+    assert found["transfers"][0]["inside_bytes"] == 2 * 3 * 250e3 / 2
+
+
+def test_votes_of_sharded_weights_leave_in_every_round() -> None:
+    cluster = ClusterConfig(name="", nodes=1, gpus=2, micro_batches=6)
+    _, votes = row("trit_gathers", cluster=cluster)["transfers"]
+    # Half of a million weights; thrice 8 / 5 bits in place of once 4 bits for sums up to 3.
+    assert votes["inside_bytes"] == pytest.approx(0.5e6 * (3 * 8 / 5 - 4) / 8)
+    _, votes = row("trit_gathers", cluster=cluster, scale_rule="residual", group_size=128)["transfers"]
+    # And of 8000 exponents; thrice a byte in place of once two.
+    assert votes["inside_bytes"] == pytest.approx(0.5e6 * (3 * 8 / 5 - 4) / 8 + 4000)
+    assert len(row("trit_gathers")["transfers"]) == 1
 
 
 def test_powersgd_sends_two_factors_of_a_matrix_both_ways() -> None:
@@ -152,7 +163,8 @@ def test_one_gpu_sends_nothing() -> None:
 def test_the_state_of_votes_is_trits_and_sums_everywhere_and_accumulators_at_owners() -> None:
     # 2 bits; 8 bits on a quarter; 16 bits; an int8 exponent a row; an int16 a row and column.
     assert row("votes")["state_bytes"] == 250e3 + 250e3 + 2e6 + 2000 + 2 * 3000
-    assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 2e6 + 2000 + 2 * 3000
+    # With sharded weights a quarter of all three.
+    assert row("trit_gathers")["state_bytes"] == 62.5e3 + 250e3 + 500e3 + 2000 + 2 * 3000
 
 
 def test_a_preset_has_the_weights_of_the_model_that_steps_are_timed_with() -> None:

@@ -64,8 +64,8 @@ class RanksConfig:
 
     weights: Literal["replicated", "sharded"] = option(
         "replicated",
-        "packed ternary weights: replicated = every rank has all of them, sharded = each keeps some rows and has those "
-        "of the others while a block runs (FSDP2)",
+        "packed ternary weights and sums of votes: replicated = every rank has all of them, sharded = each keeps some "
+        "rows and has those of the others while a block runs (FSDP2)",
         validator=in_(("replicated", "sharded")),
     )
     optimizer_state: Literal["replicated", "sharded"] = option(

@@ -51,7 +51,9 @@ def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str,
     weights = WholeWeights() if world.size == 1 else ShardedWeights(model, world)
     if world.size > 1:
         own_rows(model, world)
-        share_votes(optimizer, world)
+    rounds = weights.rounds(modules)
+    if world.size > 1:
+        share_votes(optimizer, world, rounds)
     losses, flips = [], []
     for step in range(STEPS):
         total = None if world.size == 1 else OrderedSums(world)
@@ -68,6 +70,8 @@ def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str,
                 if finite := (step, place) != (5, 1):
                     loss.backward()
             weights.end_round()
+            if rounds is not None:
+                rounds.end_round(last=first + world.size >= PLACES)
             if total is not None:
                 parts = [part for m in modules for part in (m.sums.stats, m.sums.magnitudes) if part is not None]
                 total.add_round(parts, finite)

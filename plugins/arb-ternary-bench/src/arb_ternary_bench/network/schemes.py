@@ -37,14 +37,14 @@ _EXPONENT_VOTE: Final = 127
 _TRIT_BITS: Final = 2
 _WORD_BITS: Final = 64
 _BF16, _FLOAT32, _ADAM_STATE = 2, 4, 16
-#: Of the sum of a step's votes for a weight; every rank has one for all weights.
+#: Of the sum of a step's votes for a weight; every rank has one for all weights, unless weights are sharded.
 _SUM_BYTES: Final = 2
 
 SUMMARIES: Final[Mapping[SchemeName, str]] = MappingProxyType(
     {
         "votes": "votes to the owners of rows, flips back",
         "votes_node_sums": "the same, votes summed inside a machine first",
-        "trit_gathers": "what sharded trits take beside votes: two gathers of packed trits a micro-batch",
+        "trit_gathers": "what sharded weights take beside votes: two gathers a micro-batch, votes sent in every round",
         "ddp": "DDP, gradients in bfloat16",
         "fsdp2": "FSDP2: two gathers a micro-batch and a reduce-scatter, bfloat16",
         "hsdp": "HSDP: FSDP2 inside a machine, an all-reduce of the shards between them",
@@ -87,10 +87,11 @@ def state_bytes(scheme: SchemeName, config: NetworkConfig, model: Model, cluster
     if scheme in ("votes", "votes_node_sums", "trit_gathers"):
         votes = config.votes
         exponents = model.exponents(votes.group_size) * (1 + (votes.scale_rule == "residual"))
-        trits = model.weights * _TRIT_BITS / 8 / (cluster.ranks if scheme == "trit_gathers" else 1)
+        shards = cluster.ranks if scheme == "trit_gathers" else 1
+        trits = model.weights * _TRIT_BITS / 8 / shards
         # Without an accumulator from step to step there is one within a step, of the same size.
         owned = model.weights * votes.vote_bits / 8 / cluster.ranks
-        sums = _SUM_BYTES * model.weights
+        sums = _SUM_BYTES * model.weights / shards
         return trits + owned + sums + exponents + _FLOAT32 * model.edges / 2 + _ADAM_STATE * model.float_parameters
     shards = {"fsdp2": cluster.ranks, "hsdp": cluster.gpus}.get(scheme, 1)
     return _ADAM_STATE * model.parameters / shards
@@ -148,7 +149,15 @@ def _votes_node_sums(config: NetworkConfig, model: Model, cluster: ClusterConfig
 
 def _trit_gathers(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:
     gathers = all_gather(model.weights * _TRIT_BITS / 8, cluster).times(2 * cluster.rounds)
-    return [Transfer("packed trits, forward and backward", gathers)]
+    found = [Transfer("packed trits, forward and backward", gathers)]
+    if cluster.rounds > 1:
+        often, once = cluster.rounds * bits_in_bytes(config.votes.largest(cluster.batches)), _limit(config, cluster)
+        bits = model.weights * (often - bits_in_bytes(once))
+        if config.votes.scale_rule == "residual":
+            more = cluster.rounds * bits_in_bytes(_EXPONENT_VOTE) - bits_in_bytes(_EXPONENT_VOTE * cluster.rounds)
+            bits += model.exponents(config.votes.group_size) * more
+        found.append(Transfer("votes in every round, beyond those sent once", all_to_all(bits / 8, cluster)))
+    return found
 
 
 def _ddp(config: NetworkConfig, model: Model, cluster: ClusterConfig) -> list[Transfer]:

@@ -27,7 +27,7 @@ heads one after another. ``eps`` is None where rows are not normalised, and ``r`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
         return None
     backend = None
     for linear in linears:
-        if type(linear) is not TernaryLinear or linear.activations != "int8" or linear.bias is not None:
+        if not _is_plain(linear) or linear.activations != "int8" or linear.bias is not None:
             return None
         if is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
             return None
@@ -80,6 +80,12 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
         return None
     kernels = get_backend(backend).kernels
     return kernels if all(op in kernels for op in _OPS) else None
+
+
+def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:
+    """Whether it is just a ternary linear; of one whose weight ranks share, whether all of that is here."""
+    kind = getattr(type(linear), "uncut", type(linear))
+    return kind is TernaryLinear and type(linear.weight) in (Tensor, nn.Parameter)
 
 
 def eps_of(norm: nn.Module) -> float | None:

@@ -29,6 +29,7 @@ from arb_ternary_train.ranks.one_sum import OneSum
 from arb_ternary_train.ranks.ordered_sums import OrderedSums
 from arb_ternary_train.ranks.owned_moments import own_moments
 from arb_ternary_train.ranks.refusals import refuse_global_draws, refuse_optimizer
+from arb_ternary_train.ranks.rounds import RoundDelivery
 from arb_ternary_train.ranks.weights import Weights, WholeWeights
 from arb_ternary_train.ranks.world import World
 
@@ -107,8 +108,8 @@ class Dealt:
     after the last round every rank has those sums, as one process would. Votes are integers: an optimizer's exchange
     adds them when it steps. Without ``shared.ordered_sums`` the gradients are added in an order of torch's.
 
-    In the last round votes leave while backward goes on, unless others than the one rule would then talk to the ranks:
-    gathers of weights, or a second rule; or where ``compiled`` backward calls nobody.
+    In the last round votes leave while backward goes on, unless a second rule would then talk to the ranks too, or
+    where ``compiled`` backward calls nobody. Those for sharded weights leave in every round.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Dealt:
         self._weights = weights
         self._shared = shared
         self._compiled = compiled
+        self._rounds: RoundDelivery | None = None
         self._exchanges: dict[TernaryOptimizer, OwnerRows] = {}
 
     def adopt(self, model: nn.Module, optimizer: Optimizer) -> Sequence[TernaryModule]:
@@ -132,7 +134,8 @@ class Dealt:
         refuse_optimizer(optimizer, self._world)
         voters = _sum_votes(model, optimizer, always=True)
         own_rows(model, self._world)
-        self._exchanges = share_votes(optimizer, self._world)
+        self._rounds = self._weights.rounds(voters)
+        self._exchanges = share_votes(optimizer, self._world, self._rounds)
         if self._shared.optimizer_state == "sharded":
             own_moments(optimizer, self._world)
         return voters
@@ -163,6 +166,8 @@ class Dealt:
                     yield own
                 done = own + 1
             self._weights.end_round()
+            if self._rounds is not None:
+                self._rounds.end_round(last=last)
             if last:
                 for rule, exchange in self._exchanges.items():
                     exchange.flush(rule)
@@ -252,6 +257,7 @@ def _sum_votes(model: nn.Module, optimizer: Optimizer, *, always: bool) -> list[
     voters = {module: always or rule.sums_votes for rule in rules for module in rule.modules}
     for _, module in ternary_modules(model):
         module.sum_votes(voters.get(module, False))
+        module.on_backward = None
     return [*voters]
 
 

@@ -1,9 +1,9 @@
 """Votes on their way to the ranks that own their rows, block by block, while backward still computes others.
 
-A message holds, for each module, the owner's rows of what the sender has summed over its micro-batches, as digits
-(``digits``). How long it is follows from shapes, from the largest vote of a cast and from how often the sender has
-cast, which is gathered first. Modules are taken in blocks, in the opposite of their order, as backward reaches them;
-every rank sends the same blocks in the same order, so that nothing has to be said about what a message is.
+A message holds, for each module, the owner's rows of what the sender has summed over its micro-batches (``parcels``).
+How long it is follows from how often the sender has cast, which is gathered first. Modules are taken in blocks, in the
+opposite of their order, as backward reaches them; every rank sends the same blocks in the same order, so that nothing
+has to be said about what a message is.
 """
 
 from __future__ import annotations
@@ -19,20 +19,14 @@ from torch import Tensor
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary.ternary.step_sums import StepSums
 from arb_ternary_train.ranks.collectives import all_gather_single
-from arb_ternary_train.ranks.digits import RAW, base_for, bytes_for
+from arb_ternary_train.ranks.parcels import Parcel, bias_parcel, vote_parcels
 from arb_ternary_train.ranks.rows import row_bounds
-from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["Delivery"]
 
 #: Weights of a block: enough for messages that are worth their latency.
 _BLOCK: Final = 1 << 20
-#: In place of a base, for sums that 16 bits do not hold: int32 as it is.
-_WIDE: Final = 0
-#: Largest vote that one cast has for an exponent, and for a bias.
-_EXPONENT_VOTE: Final = 127
-_BIAS_VOTE: Final = 1
 
 
 @define(eq=False)
@@ -146,35 +140,30 @@ class Delivery:
         )
         self.sent_bytes += sum(leaving)
 
-    def _parts(self, module: TernaryModule, casts: int, rank: int) -> Iterable[tuple[Tensor, int]]:
-        """What rank ``rank`` owns of the module's sums, flat, and the base of its digits; nothing without casts."""
+    def _parcels(self, module: TernaryModule, casts: int, rank: int) -> Iterable[Parcel]:
+        """What rank ``rank`` owns of the module's sums; nothing without casts."""
         sums = module.sums
         assert sums is not None
-        if not casts:
-            return
         bounds, largest = self._known[module]
         rows = slice(*bounds[rank])
-        yield sums.votes[rows].view(-1), base_for(largest * casts)
-        if module.voting_exponents() is not None:
-            largest = _EXPONENT_VOTE * casts
-            yield sums.exponent_votes[rows].view(-1), base_for(largest) if largest <= RAW // 2 else _WIDE
-        if sums.bias is not None:
-            yield sums.bias[rows], base_for(_BIAS_VOTE * casts)
+        learned = None if module.voting_exponents() is None else sums.exponent_votes[rows]
+        yield from vote_parcels(sums.votes[rows], learned, casts, largest)
+        yield from bias_parcel(None if sums.bias is None else sums.bias[rows], casts)
 
     def _packed(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> list[Tensor]:
         """The message to a rank."""
         return [
-            _bytes(module.backend, part, base)
+            parcel.packed(module.backend)
             for module, cast in zip(modules, casts, strict=True)
-            for part, base in self._parts(module, cast, rank)
+            for parcel in self._parcels(module, cast, rank)
         ]
 
     def _length(self, modules: Sequence[TernaryModule], casts: Sequence[int], rank: int) -> int:
         """Bytes of a message to ``rank`` from one who has cast so often."""
         return sum(
-            _size(part, base)
+            parcel.size
             for module, cast in zip(modules, casts, strict=True)
-            for part, base in self._parts(module, cast, rank)
+            for parcel in self._parcels(module, cast, rank)
         )
 
     def _add(self, modules: Sequence[TernaryModule], casts: Sequence[int], message: Tensor) -> None:
@@ -183,25 +172,9 @@ class Delivery:
             return
         place = 0
         for module, cast in zip(modules, casts, strict=True):
-            for part, base in self._parts(module, cast, self._world.rank):
-                end = place + _size(part, base)
-                if base == _WIDE:
-                    part.add_(message[place:end].clone().view(torch.int32))
-                else:
-                    wire_kernel(module.backend, "add_digits_")(part, message[place:end], base)
-                place = end
-
-
-def _size(part: Tensor, base: int) -> int:
-    """Bytes that a part of a message takes."""
-    return part.nbytes if base == _WIDE else bytes_for(part.numel(), base)
-
-
-def _bytes(backend: str, part: Tensor, base: int) -> Tensor:
-    if base == _WIDE:
-        return part.view(torch.uint8)
-    packed: Tensor = wire_kernel(backend, "digits_to_bytes")(part.to(torch.int16), base)
-    return packed
+            for parcel in self._parcels(module, cast, self._world.rank):
+                parcel.add_(module.backend, message[place : place + parcel.size])
+                place += parcel.size
 
 
 def _in_blocks(modules: Sequence[TernaryModule], least: int) -> list[_Block]:

@@ -26,6 +26,8 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.collectives import all_gather_rows
 from arb_ternary_train.ranks.delivery import Delivery
 from arb_ternary_train.ranks.flips import count_bytes, decode_flips, encode_flips, flips_counted
+from arb_ternary_train.ranks.rounds import RoundDelivery
+from arb_ternary_train.ranks.row_sums import RowSums
 from arb_ternary_train.ranks.rows import row_bounds, rows_shape
 from arb_ternary_train.ranks.wire import wire_kernel
 from arb_ternary_train.ranks.world import World
@@ -112,10 +114,18 @@ def all_rows(model: nn.Module) -> None:
             module.votes = module.packed_votes(held)
 
 
-def share_votes(optimizer: Optimizer, world: World) -> dict[TernaryOptimizer, OwnerRows]:
-    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and how each does."""
+def share_votes(
+    optimizer: Optimizer, world: World, rounds: RoundDelivery | None = None
+) -> dict[TernaryOptimizer, OwnerRows]:
+    """Have every rule on votes in ``optimizer`` exchange them with the other ranks; the rules, and how each does.
+
+    Args:
+        optimizer: whose rules.
+        world: the ranks.
+        rounds: sends the votes in every round; None: they are sent when a step ends.
+    """
     rules = [each for each in inner_optimizers(optimizer) if isinstance(each, TernaryOptimizer)]
-    exchanges = {rule: OwnerRows(world) for rule in rules}
+    exchanges = {rule: OwnerRows(world, rounds) for rule in rules}
     for rule, exchange in exchanges.items():
         rule.exchange = exchange
     return exchanges
@@ -123,15 +133,20 @@ def share_votes(optimizer: Optimizer, world: World) -> dict[TernaryOptimizer, Ow
 
 @define(eq=False)
 class OwnerRows:
-    """The exchange of a rule on votes: owners compute; see the module's docstring.
-
-    Attributes:
-        sent_bytes: that this rank has handed to the network so far: a piece that goes to several ranks counts for each.
-    """
+    """The exchange of a rule on votes: owners compute; see the module's docstring."""
 
     world: World
-    sent_bytes: int = 0
+    _rounds: RoundDelivery | None = None
+    _sent_bytes: int = 0
     _delivery: Delivery | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """That this rank has handed to the network so far: a piece that goes to several ranks counts for each.
+
+        What is sent in every round counts for all rules.
+        """
+        return self._sent_bytes + (0 if self._rounds is None else self._rounds.sent_bytes)
 
     # --- votes to their owners ---
 
@@ -143,11 +158,15 @@ class OwnerRows:
 
     def watch(self, optimizer: TernaryOptimizer) -> None:
         """The last micro-batch of the step begins here: send its votes while backward goes on. Collective."""
+        if self._rounds is not None:
+            return
         self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
         self._delivery.watch()
 
     def flush(self, optimizer: TernaryOptimizer) -> None:
         """The last micro-batch of the step has ended here. Collective, after :meth:`watch` or without it."""
+        if self._rounds is not None:
+            return
         if self._delivery is None:
             self._delivery = Delivery(self.world, [m for m in optimizer.modules if m.sums is not None])
         self._delivery.flush()
@@ -156,17 +175,22 @@ class OwnerRows:
         """Bring the votes of all ranks into the accumulators of own rows. Collective."""
         self.flush(optimizer)
         delivery, self._delivery = self._delivery, None
-        assert delivery is not None
-        casts = delivery.finish()
-        self.sent_bytes += delivery.sent_bytes
-        for module, count in casts.items():
+        arrived = {} if delivery is None else delivery.finish()
+        self._sent_bytes += 0 if delivery is None else delivery.sent_bytes
+        voters = [module for module in optimizer.modules if module.sums is not None]
+        for module in voters:
             sums = module.sums
             assert sums is not None
             module.end_micro_batch()
-            sums.casts = count
             first, last = self._bounds(module)[self.world.rank]
-            module.settle(optimizer.whole_votes(module, sums.votes[first:last], first), slice(first, last))
-        self._gather_settled([m for m in optimizer.modules if m.sums is not None])
+            if self._rounds is not None:
+                sums.casts, own = self._rounds.finish(module)
+            else:
+                sums.casts, own = arrived[module], sums.votes[first:last]
+            module.settle(optimizer.whole_votes(module, own, first), slice(first, last))
+            if isinstance(sums, RowSums):
+                sums.release()
+        self._gather_settled(voters)
 
     def _bounds(self, module: TernaryModule) -> list[tuple[int, int]]:
         return row_bounds(module.shape.out_features, self.world.size)
@@ -195,7 +219,7 @@ class OwnerRows:
 
     def _all_gathered(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Everybody's bytes, of known sizes."""
-        self.sent_bytes += own.numel() * (self.world.size - 1)
+        self._sent_bytes += own.numel() * (self.world.size - 1)
         return all_gather_rows(own, sizes, group=self.world.group)
 
     # --- flips to everybody ---
@@ -233,7 +257,7 @@ class OwnerRows:
             return
         total = torch.stack(counts)
         dist.all_reduce(total, group=self.world.group)
-        self.sent_bytes += total.nbytes
+        self._sent_bytes += total.nbytes
         for owner, count, whole in zip(owners, counts, total, strict=True):
             count.copy_(whole)
             owner.flips = None

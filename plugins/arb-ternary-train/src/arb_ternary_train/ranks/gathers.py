@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,13 @@ class Gathers:
     Args:
         model: what a pass calls.
         blocks: of the model, each of which gathers its weights before its forward and before its backward.
+        reached: called with a block when backward comes to it.
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], reached: Callable[[nn.Module], None] = lambda _: None
+    ) -> None:
+        self._tell = reached
         self._watching = self._passed = False
         self._order = [*blocks]
         self._differentiable = [*blocks]
@@ -34,21 +38,22 @@ class Gathers:
             block.register_forward_hook(self._after_block)
         model.register_forward_hook(self._end)
 
-    def missed(self, *, backward: bool) -> list[nn.Module | None]:
-        """What this rank has not gathered since the last call, in the order of the others; None = outside of blocks.
+    def missed(self, *, backward: bool) -> tuple[list[nn.Module | None], list[nn.Module]]:
+        """What this rank has not gathered since the last call, in the order of the others.
 
         Args:
             backward: the others have made a backward pass too.
+
+        Returns:
+            Of forward, where None is what lies outside of blocks; and of backward.
         """
-        left: list[nn.Module | None] = []
-        if not self._passed:
-            left += [None, *self._order]
+        forward = [] if self._passed else [None, *self._order]
+        again: list[nn.Module] = []
         if backward:
             again = [self._order[place] for place in self._awaited] if self._passed else self._differentiable
-            left += reversed(again)
         self._passed = False
         self._awaited = []
-        return left
+        return forward, again[::-1]
 
     def _begin(self, model: nn.Module, _inputs: Any) -> None:
         self._watching = self._passed = True
@@ -74,6 +79,7 @@ class Gathers:
     def _reached(self, place: int, _grad: Tensor) -> None:
         if place in self._awaited:
             self._awaited.remove(place)
+            self._tell(self._order[place])
 
 
 def _tensors(output: Any) -> list[Tensor]:

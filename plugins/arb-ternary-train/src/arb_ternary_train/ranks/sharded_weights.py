@@ -6,7 +6,7 @@ at a time in forward and again in backward, those outside of blocks (embedding, 
 forward to the end of backward. Flips are made where the rows are kept, and no rank is told of another's.
 
 Everything else stays as it is: float parameters and exponents are on all ranks, and state dicts hold whole weights, for
-which all ranks gather them.
+which all ranks gather them. Sums of votes are cut as well: those of a block leave behind its backward (``rounds``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.ranks.exchange import OwnedRows
 from arb_ternary_train.ranks.gathers import Gathers
+from arb_ternary_train.ranks.rounds import RoundDelivery
 from arb_ternary_train.ranks.rows import row_bounds
 from arb_ternary_train.ranks.weights import check_torch
 from arb_ternary_train.ranks.world import World
@@ -60,6 +61,8 @@ class ShardedModule(TernaryModule):
 
     #: Who keeps its rows.
     row_owner = ShardedRows
+    #: The kind of module that it was.
+    uncut: type[TernaryModule]
     cut_by: ShardedWeights
 
     def trits(self) -> Tensor:
@@ -113,41 +116,61 @@ class ShardedWeights:
         hooks = [(module, name, getattr(module, name).copy()) for module in cut.values() for name in _STATE_DICT_HOOKS]
         self.modules = {name: _with_parameter(module) for name, module in cut.items()}
         packed = {cast("nn.Parameter", module.weight) for module in self.modules.values()}
-        blocks = [block for block in blocks_of(model) if not packed.isdisjoint(block.parameters())]
+        blocks = [block for block in blocks_of(model) if any(True for _ in ternary_modules(block))]
+        cut_blocks = [block for block in blocks if not packed.isdisjoint(block.parameters())]
         options: dict[str, Any] = {
             "mesh": DeviceMesh.from_group(_group_of(world), world.device.type),
             "ignored_params": set(model.parameters()) - packed,
         }
-        units: list[FSDPModule] = [fully_shard(module, **options) for module in (*blocks, model)]
+        units: list[FSDPModule] = [fully_shard(module, **options) for module in (*cut_blocks, model)]
         # A loss does not write into logits; torch warns of those that do.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
         for unit in units:
             unit.unshard()  # the first time torch completes itself, which it must not do in inference mode
             unit.reshard()
+            # None but itself: torch would gather ahead, which a rank that makes up for a pass would do in other places.
+            # Hosts run ahead of GPUs in any case, and votes of the block before leave after the gather.
+            unit.set_modules_to_backward_prefetch([unit])
         for module, name, own in hooks:
             setattr(module, name, own)
         self._units = units
-        self._gathers = Gathers(model, blocks)
+        self._world, self._blocks = world, blocks
+        self._rounds: RoundDelivery | None = None
+        self._gathers = Gathers(model, blocks, self._reach)
         self._apart = self._whole = False
         for sharded in self.modules.values():
             sharded.cut_by = self
         model.register_forward_pre_hook(lambda *_: self.check_together(), prepend=True)
 
+    def rounds(self, voters: Sequence[TernaryModule]) -> RoundDelivery:
+        """See ``Weights``."""
+        self._rounds = RoundDelivery(self._world, voters, self._blocks)
+        return self._rounds
+
+    def _reach(self, block: nn.Module) -> None:
+        if self._rounds is not None:
+            self._rounds.reach(block)
+
     def end_round(self) -> None:
         """See ``Weights``: this rank takes part in what others have gathered for passes that it has not made."""
-        self._gather(self._gathers.missed(backward=True))
+        forward, backward = self._gathers.missed(backward=True)
+        self._gather(forward)
+        for block in backward:
+            self._gather([block])
+            self._reach(block)
         self._units[-1].reshard()
 
     def end_evaluation_round(self) -> None:
         """See ``Weights``."""
-        self._gather(self._gathers.missed(backward=False))
+        self._gather(self._gathers.missed(backward=False)[0])
 
     def _gather(self, places: Sequence[nn.Module | None]) -> None:
         for place in places:
-            unit = self._units[-1] if place is None else cast("FSDPModule", place)
-            unit.unshard()
-            if place is not None:
-                unit.reshard()
+            if place is None:
+                self._units[-1].unshard()
+            elif isinstance(place, FSDPModule):  # others keep their weights whole
+                place.unshard()
+                place.reshard()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -173,6 +196,8 @@ class ShardedWeights:
             unit.unshard()
         for module in self.modules.values():
             _with_buffer(module)
+        if self._rounds is not None:
+            self._rounds.close()
         self._whole = True
 
 
@@ -197,7 +222,7 @@ def _with_parameter(module: TernaryModule) -> ShardedModule:
     module.weight = nn.Parameter(weight, requires_grad=False)
     kind = type(module)
     if kind not in _KINDS:
-        _KINDS[kind] = type(f"Sharded{kind.__name__}", (ShardedModule, kind), {})
+        _KINDS[kind] = type(f"Sharded{kind.__name__}", (ShardedModule, kind), {"uncut": kind})
     module.__class__ = _KINDS[kind]
     return cast("ShardedModule", module)
 

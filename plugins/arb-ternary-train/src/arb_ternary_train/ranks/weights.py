@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, Protocol
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from arb_ternary.errors import EnvironmentProblem
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_train.ranks.rounds import RoundDelivery
 from arb_ternary_train.ranks.world import World
 
 __all__ = ["Weights", "WholeWeights", "check_torch", "place_weights"]
@@ -23,6 +26,9 @@ class Weights(Protocol):
     @property
     def kept_whole(self) -> tuple[str, ...]:
         """Names of the modules whose weights every rank has although they were to be cut."""
+
+    def rounds(self, voters: Sequence[TernaryModule]) -> RoundDelivery | None:
+        """Who sends the votes of ``voters`` in every round from now on; None: they are summed to the end of a step."""
 
     def end_round(self) -> None:
         """Every rank has trained on a micro-batch, or has none, or one whose loss is not finite and had no backward."""
@@ -41,6 +47,9 @@ class WholeWeights:
     """Every rank has all of them, always."""
 
     kept_whole = ()
+
+    def rounds(self, voters: Sequence[TernaryModule]) -> None:
+        """Votes of several micro-batches are less to send together."""
 
     def end_round(self) -> None:
         """Nothing was gathered."""
