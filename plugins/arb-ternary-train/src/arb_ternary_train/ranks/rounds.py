@@ -35,7 +35,7 @@ class _Arriving:
 
     work: Any
     received: Tensor
-    sizes: Sequence[int]
+    sizes: list[int]
     modules: Sequence[TernaryModule]
     casts: Sequence[Sequence[int]]  # of each rank, in each module
     last: bool
@@ -107,8 +107,8 @@ class RoundDelivery:
         world = self._world
         if not modules:
             return
-        for module, casts in zip(modules, own, strict=True):
-            StepSums.check(self._sums[module].sent + casts, module.largest_vote)
+        for module, count in zip(modules, own, strict=True):
+            StepSums.check(self._sums[module].sent + count, module.largest_vote)
         counts = torch.tensor(own, dtype=torch.int32)
         found = counts.new_empty(world.size * len(own))
         counted = all_gather_single(found, counts, group=world.group, async_op=True)
@@ -117,8 +117,8 @@ class RoundDelivery:
         nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
         message = torch.cat([piece for each in pieces for piece in each] or [nothing])
         del pieces
-        for module, casts in zip(modules, own, strict=True):
-            self._keep_own(module, casts)
+        for module, count in zip(modules, own, strict=True):
+            self._keep_own(module, count)
         counted.wait()
         casts_of = found.view(world.size, -1).tolist()
         for module, *casts in zip(modules, *casts_of, strict=True):

@@ -62,7 +62,7 @@ class RowSums(StepSums):
         """Give that memory back."""
         for matrix in (self.votes, self.exponent_votes):
             one = torch.zeros(1, dtype=matrix.dtype, device=matrix.device)
-            matrix.set_(one.untyped_storage(), 0, matrix.shape, (0, 0))  # type: ignore[call-overload]
+            matrix.set_(one.untyped_storage(), 0, matrix.shape, (0, 0))
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are just now, by name."""
