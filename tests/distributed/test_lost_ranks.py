@@ -164,13 +164,41 @@ def test_a_run_moves_between_numbers_of_ranks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [3, 4])
-def test_more_ranks(ranks: Any, config: Path, same_files: Compare, size: int) -> None:
-    n = "phases.0.gradient_accumulation_steps=5"
-    one, more = ranks.folder / f"one for {size}", ranks.folder / f"{size} ranks"
-    ranks.must(config, one, n)
-    ranks.must(config, more, n, size=size)
+@pytest.mark.parametrize(("size", "shared"), [(3, ()), (4, ()), (3, SHARDED)], ids=["3", "4", "3-sharded"])
+def test_more_ranks(ranks: Any, config: Path, same_files: Compare, size: int, shared: tuple[str, ...]) -> None:
+    options = ("phases.0.gradient_accumulation_steps=5", *shared)
+    one, more = (ranks.folder / f"{name} {size} {len(options)}" for name in ("one for", "ranks"))
+    ranks.must(config, one, *options)
+    ranks.must(config, more, *options, size=size)
     same_files(one, more)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_backward(
+    ranks: Any, config: Path, same_files: Compare
+) -> None:
+    whole, seen = ranks.folder / "whole of sharded", ranks.folder / "sharded undisturbed"
+    ranks.must(config, whole, *SHARDED)
+    moments = ranks.must(config, seen, *SHARDED, size=2).moments
+    same_files(whole, seen)
+    # All kinds of collectives of a step are near the middle of a run: gathers, messages of votes, sums, flips.
+    for number, share in enumerate((0.45, 0.5, 0.52, 0.55)):
+        rank, directory = number % 2, ranks.folder / f"sharded killed {number}"
+        ended = ranks.run(config, directory, *SHARDED, size=2, kill=(rank, int(moments[rank] * share)))
+        assert (ended.codes[rank], ended.codes[1 - rank]) == (-9, 1)
+        assert "has ended" in ended.said[1 - rank]
+        ranks.must(config, directory, *SHARDED, size=2, attempt=1)
+        same_files(whole, directory)
+    ended = ranks.run(
+        config,
+        ranks.folder / "sharded halted",
+        *SHARDED,
+        size=2,
+        halt=(1, moments[1] // 2),
+        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
+    )
+    assert ended.codes == [1, -9]
+    assert f"rank 1 (host {_host()}, pid {ended.pids[1]}): no sign of life for 2 s" in ended.said[0]
 
 
 def _host() -> str:

@@ -92,9 +92,25 @@ NORMAL = {
     "case", [pytest.param(name, marks=() if name in NORMAL else pytest.mark.slow, id=name) for name in CASES]
 )
 def test_two_ranks_write_the_files_of_one_process(ranks: Any, text: Path, same_files: Compare, case: str) -> None:
+    write_and_compare(ranks, text, same_files, case, CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [name for name, made in CASES.items() if "export" not in made and "ranks" not in made.get("more", {})]
+)
+def test_ranks_that_share_weights_and_sums_of_votes_write_them_too(
+    ranks: Any, text: Path, same_files: Compare, case: str
+) -> None:
+    made = CASES[case]
+    more = {**made.get("more", {}), "backend": "torch", "ranks": {"weights": "sharded"}}
+    write_and_compare(ranks, text, same_files, f"sharded {case}", {**made, "more": more})
+
+
+def write_and_compare(ranks: Any, text: Path, same_files: Compare, name: str, options: dict[str, Any]) -> None:
     config = ranks.folder / "same.yaml"
-    config.write_text(config_of(text, **CASES[case]))
-    places = [ranks.folder / f"{case} {size}" for size in (1, 2)]
+    config.write_text(config_of(text, **options))
+    places = [ranks.folder / f"{name} {size}" for size in (1, 2)]
     for size, place in enumerate(places, start=1):
         ranks.must(config, place, size=size)
     same_files(*places)
