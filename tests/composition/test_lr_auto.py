@@ -133,6 +133,10 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(file: str, monkeypatch:
         (("model.vote_bits=2", "model.float_parts=[head]", "model.embedding_scale_rule=frozen"), "8 or 4 bits"),
         (("phases=[{name: standard, steps: 4}, {name: standard, steps: 8}]",), r"phases\[0\] and phases\[1\] differ"),
         (("phases=[{name: progressive, steps_per_stack: 4}]",), "'progressive', is not one training loop"),
+        (
+            ("optimizer={name: gqc.gnts, inner: {name: split, ternary: {name: scaled_votes, lr: auto}}}",),
+            "puts steps off",
+        ),
         (("optimizer.ternary.lr=-0.1",), "greater than 0, or auto"),
         (("optimizer.ternary.lr=aut",), "did you mean 'auto'"),
     ],
