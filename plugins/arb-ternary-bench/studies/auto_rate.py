@@ -31,7 +31,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = 
         "library",
         {**_SMALL, **_SHORT, "phases.0.steps": 600},
         "optimizer.lr",
-        (0.053, 0.08, 0.12, 0.18),
+        (0.053, 0.08, 0.12, 0.18, 0.27),
     ),
     "help topics, float embedding and head, 150 steps of 2,048 tokens, linear": (
         "topics",
@@ -48,7 +48,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = 
             "phases.0.warmup_steps": 15,
         },
         "optimizer.ternary.lr",
-        (0.08, 0.12, 0.18, 0.27),
+        (0.08, 0.12, 0.18, 0.27, 0.4),
     ),
     "shakespeare, bytes hidden, pure, 300 steps of 1,024 tokens, sqrt": (
         "shakespeare",
@@ -61,7 +61,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = 
             "phases.0.lr_schedule": "sqrt",
         },
         "optimizer.lr",
-        (0.12, 0.18, 0.27, 0.4),
+        (0.08, 0.12, 0.18, 0.27, 0.4),
     ),
 }
 
