@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from arb_ternary.backends.select import BackendRequest, get_backend, select
 from arb_ternary.environment import for_child
 from arb_ternary.errors import EnvironmentProblem, UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary_cpu import _native
 from arb_ternary_cpu.backend import build
 from arb_ternary_cpu.isa import ISAS, chosen_isa, usable_isas
 from arb_ternary_cpu.plugin import ISA
 from arb_ternary_cpu.probe import probe
+from arb_ternary_cpu.sources import FOLDER, check_sources, digest_of
 
 
 def test_scalar_is_always_usable_and_the_fastest_comes_first() -> None:
@@ -84,6 +88,24 @@ print(usable_isas()[0])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "avx512bf16"
+
+
+def test_a_module_of_other_sources_is_refused(tmp_path: Path) -> None:
+    # CMake computed the module's own.
+    assert digest_of(FOLDER) == _native.sources
+    folder = tmp_path / "package" / "src" / "native"
+    check_sources(folder)  # a wheel has none
+    shutil.copytree(FOLDER, folder)
+    check_sources(folder)
+    with (folder / "decode.h").open("a") as file:
+        file.write("\n")
+    with pytest.raises(EnvironmentProblem, match="built from other sources") as caught:
+        check_sources(folder)
+    assert f"pip install --no-deps {tmp_path / 'package'}" in caught.value.hint
+    shutil.copy(FOLDER / "decode.h", folder)
+    (folder / "another.cpp").touch()
+    with pytest.raises(EnvironmentProblem):
+        check_sources(folder)
 
 
 def test_the_probe_refuses_other_devices() -> None:

@@ -1,5 +1,7 @@
 from typing import overload
 
+sources: str
+
 def usable_isas() -> list[str]: ...
 def isa_index(name: str) -> int: ...
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "isa.h"
+#include "sources_digest.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -19,6 +20,7 @@ void bind_wire(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the cpu backend. Arguments are addresses and sizes that the Python side has checked.";
+  m.attr("sources") = ARB_SOURCES;
   static const bool ready = (arb::prepare_threads(), true);  // an interpreter more imports the module again
   (void)ready;
   m.def("usable_isas", [] {
