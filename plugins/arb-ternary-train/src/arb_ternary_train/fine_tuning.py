@@ -11,7 +11,7 @@ from torch import nn
 
 from arb_ternary.errors import ConfigError
 from arb_ternary_train.part_names import is_named, near, parts_of
-from arb_ternary_train.protocols import ModelChangingPhase
+from arb_ternary_train.protocols import ChecksModel, ModelChangingPhase
 
 if TYPE_CHECKING:
     from arb_ternary.ternary.models import StoredWeights
@@ -81,16 +81,20 @@ def frozen_at_first(config: RunConfig, model: nn.Module) -> Iterator[None]:
 
 
 def check_patterns(config: RunConfig, model: nn.Module) -> None:
-    """Refuse what the patterns of the phases name before the first of them begins, as far as they train this ``model``.
+    """Refuse what phases cannot do with ``model`` before the first of them begins, as far as they get this one.
 
     Phases after one that changes the model are asked when it is their turn.
 
     Raises:
-        ConfigError: see :class:`FineTuning`; or a phase freezes everything.
+        ConfigError: see :class:`FineTuning`; or a phase freezes everything; or it is a :class:`ChecksModel`, and says
+            so.
     """
     for index, phase in enumerate(config.phases):
-        if isinstance(phase.build(), ModelChangingPhase):
+        made = phase.build()
+        if isinstance(made, ModelChangingPhase):
             return
+        if isinstance(made, ChecksModel):
+            made.check_model(model, f"phases[{index}]")
         if getattr(phase.options, "freeze", None) or getattr(phase.options, "rate_factors", None):
             frozen, _ = _named(model, phase.options, f"phases[{index}]")
             if len(frozen) == len(parts_of(model)):

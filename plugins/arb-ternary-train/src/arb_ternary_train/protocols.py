@@ -179,6 +179,14 @@ class TakesTime(Protocol):
 
 
 @runtime_checkable
+class ChecksModel(Protocol):
+    """A phase that says before the run is written what of its options does not go with the model."""
+
+    def check_model(self, model: nn.Module, where: str) -> None:
+        """Raises ConfigError, which names ``where``, such as ``phases[1]``, and the option."""
+
+
+@runtime_checkable
 class ModelChangingPhase(Protocol):
     """What a phase has besides ``Phase`` when it adds blocks or replaces modules.
 

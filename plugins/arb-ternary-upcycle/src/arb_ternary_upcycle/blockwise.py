@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import asdict, evolve
+from torch import nn
 
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary_text.models.decoder import Decoder
@@ -20,6 +21,7 @@ from arb_ternary_upcycle.learning import only_learning, parts_of_blocks, refuse_
 from arb_ternary_upcycle.output_cache import OutputCache
 from arb_ternary_upcycle.stages import FloatModel, find_stage
 from arb_ternary_upcycle.streams import Streams
+from arb_ternary_upcycle.student import student_of
 from arb_ternary_upcycle.teacher_module import Teacher, as_student
 from arb_ternary_upcycle.training_options import BlockwiseConfig
 from arb_ternary_upcycle.trend import Convergence, Decision, Trend
@@ -49,12 +51,17 @@ class BlockwisePhase:
         self._counts: dict[str, float] = {}  # of the policies of the blocks before
         self._restored: Mapping[str, Any] | None = None
 
+    def check_model(self, model: nn.Module, where: str) -> None:
+        """See ``arb_ternary_train.protocols.ChecksModel``."""
+        student = student_of(model)
+        refuse_idle_patterns(student, parts_of_blocks(student, self.config.distill_target), self.config, where)
+
     def run(self, context: TrainingContext) -> PhaseResult:
         """Train all blocks, from the first or from where ``load_state_dict`` left off; see ``Phase``."""
         model = find_stage(context, self.config.teacher, ("teacher", "prepared"))
         student = as_student(context.model, model)
-        parts = parts_of_blocks(student, self.config.distill_target)
-        refuse_idle_patterns(student, parts, self.config, f"phases[{context.phase_index}]")
+        # A phase before this one may have changed the model since it was asked.
+        self.check_model(student, f"phases[{context.phase_index}]")
         with self._streams(context, student, model) as streams:
             while self._block < len(student.blocks):
                 self._train_block(context, student, streams)

@@ -298,6 +298,8 @@ def test_a_pattern_that_names_nothing_in_the_blocks_is_refused(tiny: Any, option
     with pytest.raises(ConfigError, match=words) as caught:
         tiny.run("idle", tiny.phase("blockwise", **options))
     assert "blocks" in str(caught.value.hint)
+    # The corrected config can be started under the same name.
+    assert not (tiny.folder / "idle").exists()
 
 
 def test_a_pattern_that_names_part_of_a_block_is_taken(tiny: Any) -> None:
