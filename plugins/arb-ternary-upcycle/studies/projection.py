@@ -117,7 +117,7 @@ class Study:
         projection.start(None)
         seconds = [time.perf_counter() - seconds[0], time.process_time() - seconds[1]]
         student, teacher = source.embed(self.judged), source.embed(self.judged)
-        errors = []
+        errors, first = [], FirstTokens()
         for number in range(source.config.layers):
             before = (time.perf_counter(), time.process_time())
             rounded, found = projection.block(number)
@@ -127,12 +127,14 @@ class Study:
             errors += found
             student = through(source, with_trits(source.block(number), rounded), student)
             teacher = through(source, source.block(number), teacher)
+            first.add(student, teacher)
             print(f"{name}: block {number + 1}, {seconds[1]:.0f} s of processor time", flush=True)
         return {
             **distances(source, student, teacher, self.judged),
             "seconds": round(seconds[0]),
             "processor_seconds": round(seconds[1]),
             "median_held_out_error": round(statistics.median(error.held_out for error in errors), 4),
+            "first_tokens": first.found,
         }
 
     def measure_without_inputs(self, name: str, variant: Variant, source: FloatModel) -> dict[str, Any]:
@@ -185,6 +187,31 @@ class Study:
             "median_share_of_squares": round(statistics.median(share**2 for share in shares), 4),
             "linears": found,
         }
+
+
+class FirstTokens:
+    """How large the streams of the samples' first tokens are, behind the block where the teacher's are largest.
+
+    Attributes:
+        found: their mean size in the teacher and in units of the median token's; of each sample the student's over the
+            teacher's size.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self._largest = 0.0
+
+    def add(self, student_NSD: Tensor, teacher_NSD: Tensor) -> None:
+        """The streams behind the next block."""
+        mine, theirs = (x[:, 0].norm(dim=-1) for x in (student_NSD, teacher_NSD))
+        if float(theirs.mean()) > self._largest:
+            self._largest = float(theirs.mean())
+            shares = (mine / theirs).tolist()
+            self.found = {
+                "teacher_size": round(self._largest, 1),
+                "in_medians": round(self._largest / float(teacher_NSD.norm(dim=-1).median()), 1),
+                "student_over_teacher": sorted(round(each, 3) for each in shares),
+            }
 
 
 def with_trits(block: Block, rounded: dict[str, Rounded]) -> Block:

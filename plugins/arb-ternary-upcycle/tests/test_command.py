@@ -100,7 +100,7 @@ def test_presets_and_options_decide_the_config() -> None:
         # The context of the teacher, which is less than the preset's and than the default of the phase.
         assert options["global"].block_size == options["projection"].block_size == 64
         assert made.model.options.group_size == "row"
-        assert made.optimizer.options.ternary.options.lr == 0.05
+        assert made.optimizer.options.ternary.options.lr == 0.015
     chosen = config(
         "--policy", "ls", "--blockwise-steps", "0", "--steps", "7", "--batch-size", "3", "--block-size", "16",
         "--data", "text.txt", "--seed", "5", "--device", "mps", "-o", "model.vote_bits=4", out="chosen",
