@@ -4,9 +4,9 @@
 
 Every linear of the blocks is ternary with one exponent a row, activations and gradients are int8. ``global`` trains the
 votes by the cross entropy of the built-in text and the divergence from the teacher; embedding and head stay the
-teacher's. The run's checkpoints are measured on 8,192 held-out tokens, those of ``projection.py``, by which nothing is
-chosen. What is in ``--work`` already is not repeated, a run that was stopped (Ctrl-C, or a kill) goes on, and
-``--measure`` trains nothing and measures the checkpoints that there are.
+teacher's. A second ``global`` draws it closer to the teacher. Checkpoints are measured on 8,192 held-out tokens, those
+of ``projection.py``, by which no rate was chosen. What is in ``--work`` already is not repeated, a run that was stopped
+(Ctrl-C, or a kill) goes on, and ``--measure`` trains nothing and measures the checkpoints that there are.
 """
 
 from __future__ import annotations
