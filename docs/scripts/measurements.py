@@ -248,26 +248,18 @@ TABLES = (
 )
 
 
-#: Results that need not be there.
-AWAITED = frozenset(
-    {"train-1024x12.json", "train-2048x4.json", "train-malloc.json", "generate-7b.json", "layer-calls.json"}
-)
-
-
 def filled(page: str, marker: str, content: str) -> str:
     """``page`` with ``content`` between the markers."""
     start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     if not pattern.search(page):
         raise SystemExit(f"a page has no {start} ... {end}")
-    shown = f"{start}\n\n{content}\n\n{end}" if content else f"{start}\n{end}"
-    return pattern.sub(lambda _: shown, page)
+    return pattern.sub(lambda _: f"{start}\n\n{content}\n\n{end}", page)
 
 
 def measured(file: str, table: Callable[[dict[str, Any]], str]) -> str:
-    """The table of a result; nothing where it has not been measured."""
-    path = RESULTS / file
-    return table(json.loads(path.read_text("utf-8"))) if path.exists() or file not in AWAITED else ""
+    """The table of a result."""
+    return table(json.loads((RESULTS / file).read_text("utf-8")))
 
 
 def main() -> int:
