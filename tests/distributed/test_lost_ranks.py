@@ -96,29 +96,12 @@ def test_a_random_rank_killed_at_twenty_random_moments(
 
 @pytest.mark.slow
 def test_a_halted_rank_is_named_with_its_host_and_process(ranks: Any, config: Path, moments: list[int]) -> None:
-    ended = ranks.run(
-        config,
-        ranks.folder / "halted",
-        size=2,
-        halt=(1, moments[1] // 2),
-        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
-    )
-    assert ended.codes == [1, -9]
-    assert f"rank 1 (host {_host()}, pid {ended.pids[1]}): no sign of life for 2 s" in ended.said[0]
+    halted(ranks, config, "halted", (1, moments[1] // 2), size=2)
 
 
 @pytest.mark.slow
 def test_a_halted_rank_0_is_named_while_it_saves(ranks: Any, config: Path, moments: list[int]) -> None:
-    ended = ranks.run(
-        config,
-        ranks.folder / "halted 0",
-        size=3,
-        halt=(0, moments[0] * 2 // 3),
-        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
-    )
-    assert ended.codes == [-9, 1, 1]
-    for said in ended.said[1:]:
-        assert f"rank 0 (host {_host()}, pid {ended.pids[0]}): no sign of life for 2 s" in said
+    halted(ranks, config, "halted 0", (0, moments[0] * 2 // 3), size=3)
 
 
 @pytest.mark.slow
@@ -189,16 +172,18 @@ def test_ranks_that_share_weights_are_killed_and_named_while_votes_leave_in_back
         assert "has ended" in ended.said[1 - rank]
         ranks.must(config, directory, *SHARDED, size=2, attempt=1)
         same_files(whole, directory)
-    ended = ranks.run(
-        config,
-        ranks.folder / "sharded halted",
-        *SHARDED,
-        size=2,
-        halt=(1, moments[1] // 2),
-        environment={"ARB_TERNARY_RANK_TIMEOUT": "2"},
-    )
-    assert ended.codes == [1, -9]
-    assert f"rank 1 (host {_host()}, pid {ended.pids[1]}): no sign of life for 2 s" in ended.said[0]
+    halted(ranks, config, "sharded halted", (1, moments[1] // 2), *SHARDED, size=2)
+
+
+def halted(ranks: Any, config: Path, name: str, at: tuple[int, int], *overrides: str, size: int) -> None:
+    """A rank that is halted at a moment is named by every other one, within the limit."""
+    environment = {"ARB_TERNARY_RANK_TIMEOUT": "2"}
+    ended = ranks.run(config, ranks.folder / name, *overrides, size=size, halt=at, environment=environment)
+    rank = at[0]
+    assert ended.codes == [-9 if other == rank else 1 for other in range(size)]
+    for other in range(size):
+        if other != rank:
+            assert f"rank {rank} (host {_host()}, pid {ended.pids[rank]}): no sign of life for 2 s" in ended.said[other]
 
 
 def _host() -> str:

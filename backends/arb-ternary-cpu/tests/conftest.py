@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 if importlib.util.find_spec("arb_ternary_cpu") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -22,3 +26,19 @@ if _build:
     _module = importlib.util.module_from_spec(_spec)
     sys.modules["arb_ternary_cpu._native"] = _module
     _spec.loader.exec_module(_module)
+
+
+@pytest.fixture
+def by_modules() -> Callable[[Any], Any]:
+    """Gives a decoder's weights in a class that steps through its modules, which no kernel for whole tokens serves."""
+    from arb_ternary_text.models.decoder import Decoder
+
+    class Modules(Decoder):
+        pass
+
+    def made(model: Any) -> Any:
+        other = Modules.__new__(Modules)
+        other.__dict__ = model.__dict__
+        return other
+
+    return made

@@ -103,17 +103,6 @@ def tokens(batch: int, length: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
-def by_modules(model: Any) -> Any:
-    """The same weights in a class that steps through its modules."""
-
-    class Modules(Decoder):
-        pass
-
-    other = Modules.__new__(Modules)
-    other.__dict__ = model.__dict__
-    return other
-
-
 @torch.no_grad()
 def decoded(model: Any, ids: Tensor, prompt: int = 4) -> Tensor:
     """Logits ``[B, S - prompt, V]`` of one token after another, behind a prompt that is read at once."""
@@ -145,7 +134,9 @@ def distance(steps: Tensor, expected: Tensor) -> Distance:
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
-def test_a_step_gives_the_logits_of_the_modules(native: Counted, options: dict[str, Any]) -> None:
+def test_a_step_gives_the_logits_of_the_modules(
+    native: Counted, options: dict[str, Any], by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(**options), tokens(3, 14)
     steps, expected = decoded(model, ids), decoded(by_modules(model), ids)
     assert native.steps == 10
@@ -153,14 +144,18 @@ def test_a_step_gives_the_logits_of_the_modules(native: Counted, options: dict[s
     assert distance(steps, expected).close(max(model.config.hidden, model.config.width), 2)
 
 
-def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(native: Counted) -> None:
+def test_a_long_context_and_one_position_beyond_a_multiple_of_sixteen(
+    native: Counted, by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(max_length=400, head_dim=36, kv_heads=2), tokens(1, 330)
     assert distance(decoded(model, ids, 310), decoded(by_modules(model), ids, 310)).close(400, 2)
     assert native.steps == 20
 
 
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[5]], ids=["pure", "float embedding"])
-def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(native: Counted, options: dict[str, Any]) -> None:
+def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
+    native: Counted, options: dict[str, Any], by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(torch.bfloat16, **options), tokens(2, 14)
     steps, modules = decoded(model, ids), decoded(by_modules(model), ids)
     model.set_dtype(torch.float32)  # the weights keep what they have been rounded to
@@ -171,7 +166,9 @@ def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(native: Counte
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_keys_and_values_of_a_step_are_those_of_the_modules(native: Counted, dtype: torch.dtype) -> None:
+def test_the_keys_and_values_of_a_step_are_those_of_the_modules(
+    native: Counted, dtype: torch.dtype, by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(dtype, kv_heads=2, query_key_norm=True), tokens(2, 6)
     caches = [model.new_cache(2), model.new_cache(2)]
     with torch.no_grad():
@@ -314,7 +311,7 @@ def test_texts_of_several_threads_at_once_are_those_of_one(
     assert texts == [expected] * 3
 
 
-def test_greedy_text_is_that_of_the_modules(best: Counted) -> None:
+def test_greedy_text_is_that_of_the_modules(best: Counted, by_modules: Callable[[Any], Any]) -> None:
     model = decoder(layers=3, activation="swiglu", kv_heads=2)
     # Likeliest tokens of random weights are no close calls: their logits have unit variance.
     texts = [list(generate(runs, [1, 2, 3], max_new_tokens=30, temperature=0.0)) for runs in (model, by_modules(model))]
@@ -322,7 +319,7 @@ def test_greedy_text_is_that_of_the_modules(best: Counted) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_step_follows_weights_that_learn_in_place(best: Counted) -> None:
+def test_a_step_follows_weights_that_learn_in_place(best: Counted, by_modules: Callable[[Any], Any]) -> None:
     model, ids = decoder(learned_norms=True), tokens(1, 12)
     cache = model.new_cache(1)
     with torch.no_grad():
@@ -342,7 +339,9 @@ def test_a_step_follows_weights_that_learn_in_place(best: Counted) -> None:
     assert distance(fresh, again).close(256, 2)
 
 
-def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(native: Counted) -> None:
+def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(
+    native: Counted, by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(group_size=32), tokens(2, 8)
     down = model.blocks[1].feed_forward.down
     down.exponent[3, 1] -= 30
@@ -351,7 +350,9 @@ def test_exponents_too_far_apart_for_sums_of_32_bits_are_left_to_the_modules(nat
     assert torch.equal(steps, expected)
 
 
-def test_more_sequences_than_a_step_takes_are_left_to_the_modules(best: Counted) -> None:
+def test_more_sequences_than_a_step_takes_are_left_to_the_modules(
+    best: Counted, by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(), tokens(17, 6)
     assert torch.equal(decoded(model, ids), decoded(by_modules(model), ids))
 

@@ -64,17 +64,6 @@ def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
     return model.eval()
 
 
-def by_modules(model: Decoder) -> Decoder:
-    """The same weights in a class that steps through its modules."""
-
-    class Modules(Decoder):
-        pass
-
-    other = Modules.__new__(Modules)
-    other.__dict__ = model.__dict__
-    return other
-
-
 def tokens(batch: int, length: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
@@ -96,7 +85,7 @@ def distances(steps: Tensor, expected: Tensor) -> Tensor:
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "default")
 @pytest.mark.parametrize(("prompt", "length"), [(4, 14), (60, 70)], ids=["short", "beyond the first room"])
 def test_a_step_gives_the_logits_of_the_modules(
-    taken: list[bool], options: dict[str, Any], prompt: int, length: int
+    taken: list[bool], options: dict[str, Any], prompt: int, length: int, by_modules: Callable[[Any], Any]
 ) -> None:
     model, ids = decoder(**options), tokens(2, length)
     steps, expected = decoded(model, ids, prompt), decoded(by_modules(model), ids, prompt)
@@ -128,7 +117,9 @@ def test_the_bytes_that_a_step_keeps_are_those_of_quantize_rows(taken: list[bool
         assert not scale[:, :, 9:].any()
 
 
-def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(taken: list[bool]) -> None:
+def test_bfloat16_is_no_farther_from_float32_than_the_modules_are(
+    taken: list[bool], by_modules: Callable[[Any], Any]
+) -> None:
     model, ids = decoder(torch.bfloat16), tokens(2, 16)
     steps, modules = decoded(model, ids, 4), decoded(by_modules(model), ids, 4)
     model.set_dtype(torch.float32)
@@ -167,7 +158,7 @@ def test_a_cache_that_was_saved_is_continued(taken: list[bool]) -> None:
     assert torch.equal(rest, whole[:, 15:])
 
 
-def test_a_greedy_text_is_drawn_by_the_kernel(taken: list[bool]) -> None:
+def test_a_greedy_text_is_drawn_by_the_kernel(taken: list[bool], by_modules: Callable[[Any], Any]) -> None:
     model = decoder(kv_heads=2)
     text = list(generate(model, [1, 2, 3], max_new_tokens=20, temperature=0.0, cache="int8"))
     assert taken == [True] * 19

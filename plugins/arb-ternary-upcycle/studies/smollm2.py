@@ -57,6 +57,8 @@ RATE: Final = 0.015
 #: Of a second ``global``, which draws the student more towards the teacher than towards the text.
 RATE_THEN: Final = 0.01
 KD_WEIGHT_THEN: Final = 4.0
+#: Steps from one checkpoint to the next.
+EVERY: Final = 100
 #: Predictions of held-out text.
 MEASURED: Final = 8192
 
@@ -84,7 +86,7 @@ class Study:
             "name": name, "seed": self.seed, "threads": self.threads, "model": dict(MODEL),
             "data": {"name": "shakespeare", "tokenizer": str(self.tokenizer())},
             "optimizer": {"name": "split", "ternary": ternary, "float": "adamw"}, "phases": phases,
-            "checkpoint": {"every": 100, "keep": 100},
+            "checkpoint": {"every": EVERY, "keep": 100},
         }  # fmt: skip
         file = self.work / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -175,22 +177,22 @@ def main() -> None:
     if "0" not in points:
         points["0"] = study.measured(study.projected())
         write_json(arguments.out, result)
-    name = f"trained-{steps}"
+    more = arguments.then // STEP
+    parts = [(f"trained-{steps}", 0, steps), *([(f"closer-{more}", steps, more)] if more else [])]
     if not arguments.measure:
         result["rate"] = arguments.rate
         write_json(arguments.out, result)
         began = time.process_time()
-        study.trained(name, arguments.rate, steps)
-        print(f"{name}: {time.process_time() - began:.0f} s of processor time", flush=True)
-    if arguments.then and not arguments.measure:
-        more = arguments.then // STEP
-        study.trained(f"closer-{more}", RATE_THEN, more, start=study.work / name, kd_weight=KD_WEIGHT_THEN)
-        result["then"] = {"steps": more, "rate": RATE_THEN, "kd_weight": KD_WEIGHT_THEN}
-    for run, before in ((name, 0), (f"closer-{arguments.then // STEP}", steps)):
-        for checkpoint in [*sorted((study.work / run / "checkpoints").glob("step-*00")), study.work / run]:
-            made = load_run(checkpoint).checkpoint.step if checkpoint.exists() else 0
+        trained = study.trained(parts[0][0], arguments.rate, steps)
+        print(f"{trained.name}: {time.process_time() - began:.0f} s of processor time", flush=True)
+        if more:
+            study.trained(f"closer-{more}", RATE_THEN, more, start=trained, kd_weight=KD_WEIGHT_THEN)
+            result["then"] = {"steps": more, "rate": RATE_THEN, "kd_weight": KD_WEIGHT_THEN}
+    for name, before, last in parts:
+        for checkpoint in sorted((study.work / name / "checkpoints").glob("step-*")):
+            made = int(checkpoint.name.removeprefix("step-"))
             tokens = str((before + made) * STEP)
-            if made and tokens not in points:
+            if tokens not in points and (made % EVERY == 0 or made == last):
                 points[tokens] = study.measured(checkpoint)
                 write_json(arguments.out, result)
                 print(tokens, json.dumps(points[tokens]), flush=True)

@@ -264,20 +264,12 @@ void round(uint64_t seed) {
   }
 }
 
-}  // namespace
-
-#if defined(ARB_FUZZ)
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  arb::prepare_threads();
-  return 0;
-}
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return fuzz_round(round, data, size); }
-#else
-int main(int argc, char** argv) {
-  const int status = run_rounds(round, argc, argv);
+void say_how_many() {
   std::printf("%lld of %lld sequences compared with plain loops\n", static_cast<long long>(compared),
               static_cast<long long>(sequences));
-  return status;
 }
-#endif
+
+}  // namespace
+
+#define ARB_CHECK_END say_how_many()
+#include "check_main.h"
