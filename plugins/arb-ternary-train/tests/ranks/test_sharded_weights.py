@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from arb_ternary.backends.decode_cache import CACHE
+from arb_ternary.backends import reference
+from arb_ternary.backends.decode_cache import DecodeCache
 from arb_ternary.backends.select import use_backend
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import collect_trainable
@@ -42,6 +44,12 @@ def decoder(options: dict[str, Any]) -> Decoder:
 
 def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str, Any]:
     """Losses, flips and the state after steps of three micro-batches; that of place 1 has no finite loss in step 5."""
+    # That of the process has decoded weights of whatever ran before, until they are collected.
+    with patch.object(reference, "CACHE", DecodeCache()) as cache:
+        return trained_with(cache, world, options, recompute)
+
+
+def trained_with(cache: DecodeCache, world: World, options: dict[str, Any], recompute: bool) -> dict[str, Any]:
     model = decoder(options)
     model.set_activation_checkpointing(recompute)
     optimizer = ScaledVotes(collect_trainable(model).ternary, lr=0.5)
@@ -98,7 +106,7 @@ def trained(world: World, options: dict[str, Any], recompute: bool) -> dict[str,
         "losses": sorted(loss for rank in world.gather(losses) for loss in rank) if world.size > 1 else losses,
         "flips": flips,
         "held": sum(held_bytes(module.weight) for module in modules),
-        "decoded": CACHE.nbytes,
+        "decoded": cache.nbytes,
         "state": {name: tensor for part in ModelState(model).parts() for name, tensor in part.items()},
         "outlines": [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in ModelState(model).outlines()],
         "floats": sorted(collect_trainable(model).floats),
