@@ -14,13 +14,12 @@ import argparse
 import json
 import statistics
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
-from arb_ternary_bench.texts import divide_text, help_topics
+from arb_ternary_bench.texts import divide_text, help_topics, library_source
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
 #: Bytes of a text that is made here, at most.
@@ -81,8 +80,7 @@ TEXTS: Final = ("shakespeare", "topics", "library")
 def _content(name: str) -> str:
     if name == "topics":
         return help_topics()
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)[:LONGEST]
+    return library_source(LONGEST)
 
 
 def data_of(name: str, measured_on: str, folder: Path) -> dict[str, Any]:
