@@ -88,6 +88,7 @@ VALUES: Final[dict[str, list[Any]]] = {
     "inner_gains": [True],
     "tie_embeddings": [True],
     "lr_schedule": ["linear", "constant"],
+    "batch_doublings": [[0.5]],
     "steps": [2],
     "grad_clip": [1e-3],
     "clip": [0.5],

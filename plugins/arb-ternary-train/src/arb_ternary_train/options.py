@@ -34,6 +34,12 @@ EVAL_EVERY: Final = (
 
 #: Micro-batches of a step, of whose votes each has random numbers of its own: 2**20 casts, 256 of them a micro-batch.
 step_size: Final = Rule("1 to 4096", lambda value: 1 <= value <= 4096, {"minimum": 1, "maximum": 4096})
+#: Where in a phase something happens, at least once.
+_shares: Final = Rule(
+    "a list of shares between 0 and 1, at least one",
+    lambda value: len(value) > 0 and all(0 < share < 1 for share in value),
+    {"minItems": 1, "items": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}},
+)
 #: Patterns of names, at least one.
 _patterns: Final = Rule("a list of at least one pattern", lambda value: len(value) > 0 and all(value), {"minItems": 1})
 _factors: Final = Rule(
@@ -152,6 +158,24 @@ class StandardConfig(LoopOptions):
         validator=optional(_patterns),
         converter=optional_converter(tuple),
     )
+
+    batch_doublings: tuple[float, ...] | None = option(
+        None,
+        "shares of the steps, such as 0.5 for the middle: from each of them on a micro-batch has twice the samples; "
+        "null = all have batch_size",
+        validator=optional(_shares),
+        converter=optional_converter(tuple),
+    )
+
+    def contradictions_in(self, run: RunConfig, planned: Planned | None) -> Iterator[tuple[str, str]]:
+        """See :class:`LoopOptions`."""
+        yield from super().contradictions_in(run, planned)
+        if self.batch_doublings is not None and self.preserve_state:
+            yield (
+                "batch_doublings",
+                "does not go with preserve_state, which reads each row of a batch as one continuous text; "
+                "leave one of them out",
+            )
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -145,6 +145,8 @@ def _against(run: RunConfig) -> Iterator[str]:
         if not isinstance(options, LoopOptions) or isinstance(options, PlansLoops):
             yield f"phases[{index}], {phase.name!r}, is not one training loop over the whole model"
             continue
+        if getattr(options, "batch_doublings", None) is not None:
+            yield f"the micro-batches of phases[{index}] grow, and steps have no one number of tokens"
         if getattr(options, "init_from", None) is not None:
             yield f"phases[{index}] begins with the weights of another run, and auto is for weights drawn at random"
         if wide:

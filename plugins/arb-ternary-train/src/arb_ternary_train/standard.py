@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from arb_ternary.protocols.runs import PhaseResult
+from arb_ternary_train.growing_batches import GrowingBatches, joined_at
 from arb_ternary_train.init_from import load_weights
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import StandardConfig
@@ -58,6 +59,8 @@ class StandardPhase:
                 where=f"phases[{context.phase_index}].init_skip",
             )
         loop = self._loop = self.make_loop(context, resumed=self._restored is not None)
+        if doublings := config.batch_doublings:
+            loop.batches = GrowingBatches(loop.batches, lambda: joined_at(doublings, loop.step, config.steps))
         try:
             if self._restored is not None:
                 self._last_loss = self._restored["last_loss"]
