@@ -130,6 +130,14 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(file: str, monkeypatch:
     [
         (("phases.0.init_from=other",), "weights of another run"),
         (("data={name: digits}", "masking=labels", "phases.0.block_size=128"), "have a size of their own"),
+        (
+            ("masking=absorbing", "model.causal=false", "data={name: text, path: text.txt, tokenizer: bytes}"),
+            "'absorbing' has only hidden tokens predicted",
+        ),
+        (
+            ("masking=mlm", "model.causal=false", "data={name: text, path: text.txt, tokenizer: bytes}"),
+            "'mlm' has only hidden tokens predicted",
+        ),
         (("model.vote_bits=2", "model.float_parts=[head]", "model.embedding_scale_rule=frozen"), "8 or 4 bits"),
         (("phases=[{name: standard, steps: 4}, {name: standard, steps: 8}]",), r"phases\[0\] and phases\[1\] differ"),
         (("phases=[{name: progressive, steps_per_stack: 4}]",), "'progressive', is not one training loop"),

@@ -1,4 +1,4 @@
-"""``lr: auto`` of scaled votes beside the best of a grid of rates, on three configs that its rule was not made from.
+"""``lr: auto`` of scaled votes beside the best of a grid of rates, on configs that its rule was not made from.
 
     python plugins/arb-ternary-bench/studies/auto_rate.py --work DIR --out RESULT.json
 
@@ -61,9 +61,11 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]]] = 
             "phases.0.lr_schedule": "sqrt",
         },
         "optimizer.lr",
-        (0.08, 0.12, 0.18, 0.27, 0.4),
+        (0.08, 0.12, 0.18, 0.233, 0.27, 0.4),
     ),
 }
+#: Where ``auto`` is refused: it counts every place of a sample. There the rule says 0.233.
+REFUSED: Final = frozenset(name for name, (_, changes, *_) in CONFIGS.items() if "masking" in changes)
 
 
 def data_of(text: str, folder: Path) -> dict[str, Any]:
@@ -91,16 +93,24 @@ def run(work: Path, name: str, rate: float | str, seed: int) -> tuple[float, flo
     return chosen[option], result["validation_loss"]
 
 
+def asked_of(name: str) -> tuple[float | str, ...]:
+    """What a config is run with."""
+    return CONFIGS[name][-1] if name in REFUSED else ("auto", *CONFIGS[name][-1])
+
+
 def table(runs: dict[str, dict[str, Any]]) -> str:
     """A line a config: the losses of the grid, and of ``auto``; of the first seed."""
     lines = ["| config | rates: losses | auto | behind the best |", "|---|---|---:|---:|"]
     for name, (*_, grid) in CONFIGS.items():
         found = {each["asked"]: each for each in runs.values() if each["config"] == name and each["seed"] == 0}
-        if not {*grid, "auto"} <= set(found):
+        if not {*grid, *asked_of(name)} <= set(found):
             continue
         losses = {rate: found[rate]["loss"] for rate in grid}
-        auto = found["auto"]
         shown = ", ".join(f"{rate}: {loss:.4f}" for rate, loss in losses.items())
+        if name in REFUSED:
+            lines.append(f"| {name} | {shown} | refused | |")
+            continue
+        auto = found["auto"]
         behind = auto["loss"] - min(losses.values())
         lines.append(f"| {name} | {shown} | {auto['rate']}: {auto['loss']:.4f} | {behind:+.4f} |")
     return "\n".join(lines)
@@ -120,7 +130,7 @@ def main() -> None:
         result = json.loads(arguments.out.read_text(encoding="utf-8"))
     for seed in range(arguments.seeds):
         for name in CONFIGS:
-            for asked in ("auto", *CONFIGS[name][-1]):
+            for asked in asked_of(name):
                 key = f"{name}, {asked}, seed {seed}"
                 if key not in result["runs"]:
                     rate, loss = run(work, name, asked, seed)

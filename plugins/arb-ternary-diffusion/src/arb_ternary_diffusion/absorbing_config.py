@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 from attrs.validators import in_
@@ -18,6 +18,8 @@ Hiding = Literal["count", "independent"]
 @frozen(kw_only=True)
 class AbsorbingConfig:
     """Options of the strategy ``absorbing``."""
+
+    hides_tokens: ClassVar[bool] = True
 
     mask_token_id: int | None = option(
         None,

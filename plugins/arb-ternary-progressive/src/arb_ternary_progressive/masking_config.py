@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import frozen
 
@@ -34,6 +34,8 @@ MASK_TOKEN_HELP = "id that stands for a hidden token, which the data must not us
 @frozen(kw_only=True)
 class ReplacementOptions:
     """Options of every strategy that hides tokens."""
+
+    hides_tokens: ClassVar[bool] = True
 
     mask_token_id: int | None = option(None, MASK_TOKEN_HELP, validator=optional(non_negative))
     mask_share: float = option(1.0, "share of the hidden tokens that become the mask token", validator=is_fraction)

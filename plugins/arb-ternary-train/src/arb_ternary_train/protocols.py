@@ -348,7 +348,11 @@ class RefusesRanks(Protocol):
 
 @runtime_checkable
 class ReservesIds(Protocol):
-    """A masking strategy that puts an id of its own in the place of others."""
+    """A masking strategy that puts an id of its own in the place of others.
+
+    Where only those others are predicted, the class of its options has ``hides_tokens = True``, so that ``lr: auto``,
+    which counts every token as a prediction, is refused.
+    """
 
     def reserved_ids(self, vocabulary_size: int) -> Sequence[int]:
         """The ids that the data must not use."""

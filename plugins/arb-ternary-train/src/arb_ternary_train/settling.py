@@ -132,6 +132,8 @@ def _against(run: RunConfig) -> Iterator[str]:
     """Why the config does not tell the course of the run, or why it says too little."""
     if getattr(run.data.options, "sized_samples", False):
         yield f"samples of the data {run.data.name!r} have a size of their own, and steps are not counted in tokens"
+    if getattr(run.masking.options, "hides_tokens", False):
+        yield f"the masking {run.masking.name!r} has only hidden tokens predicted, and auto counts every one"
     wide = isinstance(getattr(run.model.options, "width", None), int)
     if not wide:
         yield f"the options of the model {run.model.name!r} tell no width"
