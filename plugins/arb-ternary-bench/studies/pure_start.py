@@ -33,6 +33,32 @@ def parted(**options: Any) -> tuple[str, ...]:
     return (PARTED, f"optimizer={json.dumps({'name': 'parted_votes', 'lr': 0.1, **options})}")
 
 
+#: A decoder whose embedding and head are sums of ternary planes.
+PLANES: Final = "plugins=" + json.dumps([str(BASE.with_name(f"pure_start_{each}.py")) for each in ("votes", "planes")])
+
+
+def planes(rates: dict[str, float] | None = None, **model: Any) -> tuple[str, ...]:
+    """The overrides that give a run such a model, logits times 1."""
+    votes: dict[str, Any] = {"name": "digit_votes", "lr": 0.1}
+    votes |= {key: model.pop(key) for key in ("head_clip", "head_mean") if key in model}
+    settings = {"name": "planes", "logit_scale": 0, **model}
+    changes = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
+    factors = [f"phases.0.rate_factors={json.dumps(rates)}"] if rates else []
+    return (PLANES, f"optimizer={json.dumps(votes)}", *changes, *factors)
+
+
+_FLOAT: Final = {"name": "adamw", "lr": 0.006}
+
+
+def rest(**model: Any) -> tuple[str, ...]:
+    """The overrides of a run whose embedding and head are float, so that what is left are the linears."""
+    ternary = {"name": "scaled_votes", "lr": 0.15}
+    settings = {"name": "planes", "float_parts": ["embedding", "head"], "logit_scale": 0, **model}
+    settings["embedding_scale_rule"] = "residual"
+    changes = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
+    return (PLANES, f"optimizer={json.dumps({'name': 'split', 'ternary': ternary, 'float': _FLOAT})}", *changes)
+
+
 #: What is changed in the config.
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "pure": (),
@@ -70,8 +96,36 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "logits_0.5": ("model.logit_scale=-1",),
     "logits_1_head_2": ("model.logit_scale=0", 'phases.0.rate_factors={"head":2.0}'),
     "logits_1_head_4": ("model.logit_scale=0", 'phases.0.rate_factors={"head":4.0}'),
+    "logits_1_head_mean_clip_10": ("model.logit_scale=0", *parted(head_mean="arithmetic", head_clip=10.0)),
+    "logits_1_head_clip_10": ("model.logit_scale=0", *parted(head_clip=10.0)),
+    "logits_1_head_mean_clip_30": ("model.logit_scale=0", *parted(head_mean="arithmetic", head_clip=30.0)),
+    "logits_1_outward_0.2": ("model.logit_scale=0", *parted(outward=0.2)),
+    "logits_1_outward_0.2_mean_clip_10": (
+        "model.logit_scale=0",
+        *parted(outward=0.2, head_mean="arithmetic", head_clip=10.0),
+    ),
+    "logits_1_dense_0.9": ("model.logit_scale=0", *parted(dense=0.9)),
     "logits_1_head_exponents": ("model.logit_scale=0", "model.scale_rule=residual", *parted(head_exponents=True)),
     "logits_1_zero_head": ("model.logit_scale=0", "model.zero_head=true"),
+    "planes_2_dither": planes(head_offsets=[0, -1], dither=True),
+    "planes_2_dither_mean_clip_10": planes(head_offsets=[0, -1], dither=True, head_mean="arithmetic", head_clip=10.0),
+    "digits_2": planes({"head": 2.0}, head_offsets=[0, -1], digits=True),
+    "digits_3": planes({"head": 2.0}, head_offsets=[1, 0, -1], digits=True),
+    "head_bias": planes(head_bias=True),
+    "rest": rest(),
+    "rest_sparse": rest(linears_density=0.35),
+    "rest_160x2": rest(width=160, layers=2, feed_forward=320),
+    "rest_112x4": rest(width=112, layers=4, feed_forward=224),
+    "rest_tied": rest(tie_embeddings=True),
+    "rest_logits_2": rest(logit_scale=1),
+    "rest_float": (
+        'model.float_parts=["embedding","head","linears"]',
+        "model.embedding_scale_rule=residual",
+        "model.scale_rule=residual",
+        "model.group_size=128",
+        "model.logit_scale=0",
+        'optimizer={"name":"adamw","lr":0.006}',
+    ),
     "head_exponents": ("model.scale_rule=residual", *parted(head_exponents=True)),
 }
 TEXTS: Final = ("shakespeare", "topics", "library")
