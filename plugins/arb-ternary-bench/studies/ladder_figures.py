@@ -1,0 +1,235 @@
+"""What ``ladder.py`` found, drawn and said: loss over memory, loss over time, distances to float32.
+
+    python plugins/arb-ternary-bench/studies/ladder_figures.py plugins/arb-ternary-bench/results/ladder.json docs/images
+
+Writes ``ladder.png`` and ``ladder-time.png`` into the folder and prints the tables of the page that shows them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+#: Name in words, colour (Okabe and Ito, 2008) and marker of a way, in the order of the legend.
+STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
+    "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
+    "pure": ("scaled votes, no float part", "#CC79A7", "o"),
+    "qat": ("QAT (BitNet b1.58), AdamW", "#009E73", "s"),
+    "float32": ("float32, AdamW", "#0072B2", "D"),
+    "adamw8": ("float32, AdamW with 8-bit moments", "#56B4E9", "^"),
+    "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
+}
+VOTES: Final = ("votes8", "votes4", "pure")
+#: The share of its budget at which float32 is to be reached.
+SHARE: Final = 0.8
+
+Point = dict[str, Any]
+
+
+def points(result: Mapping[str, Any]) -> list[Point]:
+    """Every way and width that ran: means over seeds of losses, bytes and speeds."""
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for run in result["finals"].values():
+        groups.setdefault((run["way"], run["width"]), []).append(run)
+    weights = {width: runs[0]["linear_weights"] for (way, width), runs in groups.items() if way == "votes8"}
+    found = []
+    for (way, width), runs in sorted(groups.items(), key=lambda item: item[0][1]):
+        losses = [run["loss"] for run in runs]
+        speed = statistics.median(run["tokens_per_second"] for run in runs)
+        found.append(
+            {
+                "way": way,
+                "width": width,
+                "weights": weights[width],
+                "losses": losses,
+                "loss": statistics.fmean(losses),
+                "kept": runs[0]["state_bytes"] + runs[0]["gradient_bytes"],
+                "peak": statistics.median(run["peak_bytes"] for run in runs),
+                "speed": speed,
+                "processor": statistics.fmean(run["processor_seconds"] for run in runs),
+            }
+        )
+    return found
+
+
+def draw_memory(result: Mapping[str, Any], path: Path) -> None:
+    """Loss over bytes of state and gradients, and over what a process holds at its peak."""
+    found = points(result)
+    figure, panels = plt.subplots(1, 2, figsize=(11.5, 5.2), sharey=True, layout="constrained")
+    for way, (label, colour, marker) in STYLES.items():
+        mine = [each for each in found if each["way"] == way]
+        front = way in VOTES
+        for axes, at in zip(panels, _across(mine), strict=True):
+            axes.plot(
+                at, [each["loss"] for each in mine], color=colour, marker=marker, markersize=7, label=label,
+                linewidth=2.2 if front else 1.3, linestyle="-" if front else (0, (5, 2)), zorder=3 if front else 2,
+                markeredgecolor="white", markeredgewidth=0.8,
+            )  # fmt: skip
+            for place, each in zip(at, mine, strict=True):
+                if len(each["losses"]) > 1:
+                    ends = [min(each["losses"]), max(each["losses"])]
+                    axes.plot([place, place], ends, color=colour, linewidth=1.0, alpha=0.6, zorder=1)
+    shown = ("training state and stored gradients", "peak resident memory of the process")
+    for axes, what in zip(panels, shown, strict=True):
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{what}, MB")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8) if axes is panels[1] else (1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("validation loss, nats a byte")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    sizes = ", ".join(f"{weights / 1e6:.1f}" for weights in sorted({each["weights"] for each in found}))
+    tokens = result["text"]["tokens_of_a_run"]
+    figure.suptitle(f"Equal tokens ({tokens:,}), {sizes} million linear weights from left to right", fontsize=11)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _across(mine: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [each["kept"] / 1e6 for each in mine], [each["peak"] / 1e6 for each in mine]
+
+
+def curves(result: Mapping[str, Any], width: int) -> dict[str, list[tuple[float, float, float]]]:
+    """Tokens, seconds and loss of every way at a width; seconds are those of training at the way's best speed."""
+    compiled = result.get("compiled_tokens_per_second", {})
+    found = {}
+    for run in result["finals"].values():
+        if (run["width"], run["seed"]) == (width, 0):
+            speed = max(run["tokens_per_second"], compiled.get(run["way"], 0.0))
+            found[run["way"]] = [(tokens, tokens / speed, loss) for tokens, loss in run["curve"]]
+    return found
+
+
+def reached(curve: Sequence[tuple[float, float, float]], loss: float) -> float | None:
+    """Seconds until a curve is at ``loss``, between two of its points on the straight line; None where it never is."""
+    for (_, early, high), (_, late, low) in pairwise(curve):
+        if high >= loss >= low:
+            return early + (late - early) * ((high - loss) / (high - low) if high > low else 0.0)
+    return None
+
+
+def loss_at(curve: Sequence[tuple[float, float, float]], tokens: float) -> float:
+    """The loss of a curve after so many tokens, between two of its points on the straight line."""
+    for (early, _, high), (late, _, low) in pairwise(curve):
+        if early <= tokens <= late:
+            return high + (low - high) * (tokens - early) / (late - early)
+    raise ValueError(f"the curve does not reach {tokens:,} tokens")
+
+
+def draw_time(result: Mapping[str, Any], path: Path) -> None:
+    """Loss over seconds of training at the largest width."""
+    width = max(run["width"] for run in result["finals"].values())
+    found = curves(result, width)
+    weights = next(each["weights"] for each in points(result) if each["width"] == width)
+    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
+    for way, (label, colour, marker) in STYLES.items():
+        if way in found:
+            _, seconds, losses = zip(*found[way], strict=True)
+            axes.plot(
+                seconds, losses, color=colour, marker=marker, markersize=5, linewidth=2.2 if way in VOTES else 1.3,
+                linestyle="-" if way in VOTES else (0, (5, 2)), label=f"{losses[-1]:.3f}  {label}",
+            )  # fmt: skip
+    target = loss_at(found["float32"], SHARE * result["text"]["tokens_of_a_run"])
+    axes.axhline(target, color="#0072B2", linewidth=0.8, linestyle=":")
+    axes.annotate(f"float32 after {SHARE:.0%} of its budget", (axes.get_xlim()[0], target), xytext=(6, 3),
+                  textcoords="offset points", fontsize=8, color="#0072B2")  # fmt: skip
+    axes.set_xlabel("seconds of training, one thread")
+    axes.set_ylabel("validation loss, nats a byte")
+    axes.set_title(f"{weights / 1e6:.1f} million linear weights, equal tokens", fontsize=11)
+    axes.legend(frameon=False, title="loss at the end", alignment="left", fontsize=9, title_fontsize=9)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def budgets(result: Mapping[str, Any]) -> str:
+    """For every model trained without votes: the best trained with votes in no more bytes."""
+    lines = ["| way, linear weights | MB | loss | the best votes in no more bytes | MB | loss | lead |"]
+    lines.append("|---|---:|---:|---|---:|---:|---:|")
+    found = points(result)
+    for each in sorted((one for one in found if one["way"] not in VOTES), key=lambda one: one["kept"]):
+        within = [one for one in found if one["way"] in VOTES and one["kept"] <= each["kept"]]
+        if within:
+            best = min(within, key=lambda one: one["loss"])
+            cells = [f"{each['way']}, {_millions(each)}", f"{each['kept'] / 1e6:.1f}", f"{each['loss']:.3f}"]
+            cells += [f"{best['way']}, {_millions(best)}", f"{best['kept'] / 1e6:.1f}", f"{best['loss']:.3f}"]
+            lines.append(f"| {' | '.join(cells)} | {each['loss'] - best['loss']:+.3f} |")
+    return "\n".join(lines)
+
+
+def distances(result: Mapping[str, Any]) -> str:
+    """Loss minus that of float32, a line a size: means over the seeds that both have."""
+    ways = ("votes8", "votes4", "pure", "qat", "bfloat16", "adamw8")
+    lines = [f"| linear weights | float32 | {' | '.join(ways)} |", f"|---:|---:|{'---:|' * len(ways)}"]
+    found = {(each["way"], each["width"]): each for each in points(result)}
+    for width in sorted({width for _, width in found}):
+        base = found["float32", width]
+        cells = [_millions(base), _mean(base["losses"])]
+        for way in ways:
+            pairs = zip(found[way, width]["losses"], base["losses"], strict=False) if (way, width) in found else ()
+            cells.append(_mean([mine - theirs for mine, theirs in pairs], "+"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], sign: str = "") -> str:
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{sign}.3f}{spread}"
+
+
+def _millions(point: Point) -> str:
+    return f"{point['weights'] / 1e6:.1f} M"
+
+
+def times(result: Mapping[str, Any]) -> str:
+    """At the largest width: speeds, and seconds until the loss of float32 after a share of its budget."""
+    width = max(run["width"] for run in result["finals"].values())
+    found = curves(result, width)
+    target = loss_at(found["float32"], SHARE * result["text"]["tokens_of_a_run"])
+    base = reached(found["float32"], target)
+    speeds = {run["way"]: run["tokens_per_second"] for run in result["finals"].values() if run["width"] == width}
+    compiled = result.get("compiled_tokens_per_second", {})
+    lines = [
+        f"| way | tokens/s | compiled | seconds until {target:.3f}, of float32's | loss at the end |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for way in STYLES:
+        if way in found:
+            seconds = reached(found[way], target)
+            share = "not reached" if seconds is None or base is None else f"{seconds:.0f} ({seconds / base:.2f}x)"
+            second = f"{compiled[way]:,.0f}" if way in compiled else ""
+            lines.append(f"| {way} | {speeds[way]:,.0f} | {second} | {share} | {found[way][-1][2]:.3f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Draw both figures and print the tables."""
+    result = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    folder = Path(sys.argv[2])
+    draw_memory(result, folder / "ladder.png")
+    draw_time(result, folder / "ladder-time.png")
+    print("\n\n".join((budgets(result), distances(result), times(result))))
+
+
+if __name__ == "__main__":
+    main()
