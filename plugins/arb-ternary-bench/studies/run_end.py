@@ -26,7 +26,7 @@ from arb_ternary_bench.compare import machine_facts
 from arb_ternary_train.growing_batches import batches_in
 
 BASE: Final = Path(__file__).with_name("run_end.yaml")
-BRANCH_LOSSES: Final = ("validation_loss", "stream_loss", "training_loss")
+BRANCH_LOSSES: Final = ("validation_loss", "stream_loss", "training_loss", "turned")
 PARTS: Final = BASE.with_name("run_end_parts.py")
 
 
@@ -99,8 +99,12 @@ def qat(rate: float, **other: Any) -> Variant:
 DOUBLED: Final = ((0.5, 1, 1.0, 0.525), (0.5, 2, 0.742, 0.07))
 #: A batch that grows to eight times, a quarter of the tokens at each, and a rate that stays until the last.
 TO_EIGHT: Final = ((0.25, 1, 0.8, 0.6), (0.25, 2, 0.85, 0.6), (0.25, 4, 0.85, 0.5), (0.25333, 8, 0.7, 0.1))
+#: The same batches; the rate stays for four fifths of the steps and falls in the last.
+COOLED: Final = ((0.25, 1, 1.0, 1.0), (0.25, 2, 1.0, 1.0), (0.25, 4, 1.0, 0.364), (0.25333, 8, 0.364, 0.05))
 #: The same by an option: quarters of the tokens, as shares of the steps.
 QUARTERS: Final = (0.534, 0.8, 0.934)
+#: Shares of a cell beyond which trits are turned at the end of the branch ``line``.
+TURNED: Final = (0.95, 0.9, 0.8, 0.65, 0.5)
 FOUR: Final[Mapping[str, Any]] = {"vote_bits": 4}
 #: Ends of a run with a line as its schedule, after three quarters and after a half.
 LATE: Final = ((0.25, 1, 0.2875, 0.05),)
@@ -108,7 +112,7 @@ HALF: Final = ((0.5, 1, 0.525, 0.05),)
 
 VARIANTS: Final[dict[str, Variant]] = {
     **{f"votes_{rate}": Variant(optimizer=votes(rate, 0.006)) for rate in (0.1, 0.15)},
-    **{f"qat_{rate}": qat(rate) for rate in (0.004, 0.006, 0.008, 0.009)},
+    **{f"qat_{rate}": qat(rate) for rate in (0.006, 0.008)},
     "growing": Variant(optimizer=votes(0.15, 0.006), course=DOUBLED),
     "tail_below_0.8": Variant(optimizer=votes(0.15, 0.006, "end_votes", tail_below=0.8)),
     "4_bits": Variant(optimizer=votes(0.17, 0.0068, carry=False), model=FOUR, times=2, warmup=60),
@@ -124,9 +128,8 @@ VARIANTS: Final[dict[str, Variant]] = {
         course=((0.75, 1, 1.0, 0.2875),),
         branches={
             "line": (LATE, {}),
-            "batch x 4": (((0.25, 4, 0.575, 0.1),), {}),
-            "tail below 0.8 quanta": (LATE, {"tail_below": 0.8}),
             "a flip at 96 quanta": (LATE, {"flip_cell": 96}),
+            "tail below 0.8 quanta": (LATE, {"tail_below": 0.8}),
         },
     ),
     "4_bits_ends": Variant(
@@ -136,21 +139,15 @@ VARIANTS: Final[dict[str, Variant]] = {
         warmup=60,
         course=((0.5, 1, 1.0, 0.525),),
         branches={
-            "line": (HALF, {}),
-            "accumulators stay at 3 after a flip": (HALF, {"sticky": 3, "rail": 3}),
-            "noise of a 32nd": (HALF, {"tail_below": 100.0, "tail_noise": 5}),
+            "linear": (HALF, {}),
+            "sticky3": (HALF, {"sticky": 3, "rail": 3}),
+            "sharp": (HALF, {"tail_below": 100.0, "tail_noise": 5}),
         },
     ),
-    **{
-        f"4_bits_rate_{rate}": Variant(optimizer=votes(rate, 0.0076, carry=False), model=FOUR, times=2)
-        for rate in (0.19,)
-    },
-    **{
-        f"4_bits_doublings_rate_{rate}": Variant(
-            optimizer=votes(rate, 0.0076, carry=False), model=FOUR, doublings=QUARTERS, min_rate=0.2
-        )
-        for rate in (0.19,)
-    },
+    "cooldown": Variant(optimizer=votes(0.1, 0.006), course=((0.8, 1, 1.0, 1.0), (0.2, 1, 1.0, 0.05))),
+    "4_bits_cooldown": Variant(optimizer=votes(0.136, 0.00544, carry=False), model=FOUR, course=COOLED),
+    "4_bits_rate_0.19": Variant(optimizer=votes(0.19, 0.0076, carry=False), model=FOUR, times=2),
+    "4_bits_doublings_rate_0.19": Variant(optimizer=votes(0.19, 0.0076, carry=False), model=FOUR, doublings=QUARTERS),
 }
 
 
@@ -169,7 +166,7 @@ def overrides(size: Size, variant: Variant, seed: int, *, tuning: bool) -> list[
         steps, phase = sum(int(part.split()[0]) for part in parts), {"name": "parts", "parts": parts}
     if variant.branches:
         ends = [
-            {"name": name, "parts": _parts(course, base), "votes": options}
+            {"name": name, "parts": _parts(course, base), "votes": options, "turn": TURNED if name == "line" else []}
             for name, (course, options) in variant.branches.items()
         ]
         phase |= {"name": "branches", "branches": [json.dumps(end) for end in ends], "judged": 100}
@@ -203,7 +200,7 @@ def run(work: Path, size: str, name: str, seed: int, measured_on: str) -> dict[s
     records = [json.loads(line) for line in lines]
     if VARIANTS[name].branches:
         ends = [each for each in records if each["event"] == "branch"]
-        return {"ends": {end["name"]: {kind: end[kind] for kind in BRANCH_LOSSES} for end in ends}}
+        return {"ends": {end["name"]: {kind: end[kind] for kind in BRANCH_LOSSES if kind in end} for end in ends}}
     steps = [(each["tokens"], each["loss"]) for each in records if each["event"] == "train"]
     return {
         "loss": report["validation_loss"],

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from arb_ternary import hookimpl
 from arb_ternary.config.options import option
-from arb_ternary.counters.hashing import SEED
 from arb_ternary.optim.protocol import Planned, Trainable, inner_optimizers
 from arb_ternary.protocols.data import Batch, Batches
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary.specs import OptimizerSpec, PhaseSpec
+from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.context import TrainingContext
 from arb_ternary_train.loop import TrainingLoop
@@ -26,7 +26,7 @@ from arb_ternary_train.schedules import scheduled_groups
 from arb_ternary_train.snapshot import Snapshot
 from arb_ternary_train.standard import StandardPhase
 from arb_ternary_votes.config import ScaledVotesConfig
-from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.scaled_votes import CELLS, ScaledVotes
 
 ARB_API_VERSION = (1, 0)
 
@@ -132,7 +132,7 @@ class BranchesConfig(PartsConfig):
     """Options of a phase whose last steps are taken several times, each time from the same state."""
 
     branches: list[str] = option(
-        help='JSON: {"name": ..., "parts": [as in parts], "votes": {options of end_votes}, "noise": another seed}'
+        help='JSON: {"name": ..., "parts": [as in parts], "votes": {options of end_votes}, "turn": [shares]}'
     )
     judged: int = option(200, "batches of the training data that follow, on which each end is judged")
 
@@ -156,7 +156,7 @@ class BranchesPhase(PartsPhase):
             loop.follow(branch["parts"], after=config.steps)
             for optimizer in inner_optimizers(loop.optimizer):
                 if isinstance(optimizer, EndVotes):
-                    optimizer.become(evolve(optimizer.own, **branch.get("votes", {})), branch.get("noise", 0))
+                    optimizer.become(evolve(optimizer.own, **branch.get("votes", {})))
             losses = []
             while loop.step < loop.length:
                 if (report := loop.train_micro_batch()) is not None:
@@ -169,6 +169,7 @@ class BranchesPhase(PartsPhase):
                     "training_loss": sum(losses) / base,
                     "stream_loss": self._judge(loop, config.judged, after=base, trunk=trunk),
                     "validation_loss": context.evaluate(config.eval_batches).loss,
+                    "turned": _turned(context, config, branch.get("turn", [])),
                 },
             )
         loop.close()
@@ -189,6 +190,22 @@ class BranchesPhase(PartsPhase):
                 masked = loop.mask(batch)
                 total += float(loop.loss(batch, masked, loop.predict(batch, masked)))
         return total / count
+
+
+def _turned(context: TrainingContext, config: PartsConfig, shares: Sequence[float]) -> list[list[float]]:
+    """By share of a cell: share of trits that turn where accumulators beyond it all do so at once, the loss then."""
+    found = []
+    before = [(module, module.trits(), module.logical_votes()) for _, module in ternary_modules(context.model)]
+    for share in shares:
+        changed = 0
+        for module, trits, votes in before:
+            beyond = (votes >= share * CELLS[8]).to(torch.int8) - (votes <= -share * CELLS[8]).to(torch.int8)
+            turned = (trits + beyond).clamp_(-1, 1)
+            changed += int((turned != trits).sum())
+            module.set_trits(turned)
+        weights = sum(trits.numel() for _, trits, _ in before)
+        found.append([share, changed / weights, context.evaluate(config.eval_batches).loss])
+    return found
 
 
 def build_branches(config: BranchesConfig) -> BranchesPhase:
@@ -212,15 +229,12 @@ class EndVotes(ScaledVotes):
 
     def __init__(self, modules: Mapping[str, TernaryModule], config: EndVotesConfig) -> None:
         self.own = config
-        self._seeds = {module: int(module.control[SEED]) for module in modules.values()}
         own = ("tail_below", "tail_noise", "flip_cell", "sticky", "rail")
         super().__init__(modules, **{name: value for name, value in asdict(config).items() if name not in own})
 
-    def become(self, config: EndVotesConfig, noise: int) -> None:
-        """Go on by other options and other random numbers."""
+    def become(self, config: EndVotesConfig) -> None:
+        """Go on by other options."""
         self.own = config
-        for module, seed in self._seeds.items():
-            module.control[SEED] = seed + noise
         self._refresh_scales()
 
     def _scaling(self, group: Mapping[str, Any], module: TernaryModule, quanta: float) -> tuple[float, float, int]:
