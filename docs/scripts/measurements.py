@@ -209,7 +209,7 @@ def layer_calls_table(result: dict[str, Any]) -> str:
 
 def ladder_runs(result: dict[str, Any]) -> str:
     """Every way at every size, at equal tokens."""
-    return str(study("arb-ternary-bench/studies/ladder.py").table(result))
+    return str(study("arb-ternary-bench/studies/ladder_figures.py").table(result))
 
 
 def ladder_budgets(result: dict[str, Any]) -> str:

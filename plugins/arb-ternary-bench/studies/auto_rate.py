@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.result_file import read_result, write_result
 from arb_ternary_bench.texts import divide_text, help_topics
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
@@ -125,9 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"machine": machine_facts(), "runs": {}}
-    if arguments.out.exists():
-        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    result = read_result(arguments.out, {"machine": machine_facts(), "runs": {}})
     for seed in range(arguments.seeds):
         for name in CONFIGS:
             for asked in asked_of(name):
@@ -136,7 +135,7 @@ def main() -> None:
                     rate, loss = run(work, name, asked, seed)
                     found = {"config": name, "asked": asked, "rate": rate, "seed": seed, "loss": loss}
                     result["runs"][key] = found
-                    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                    write_result(arguments.out, result)
     print(table(result["runs"]))
 
 

@@ -20,17 +20,19 @@ import math
 import re
 import resource
 import shutil
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
+from ladder_figures import table
+
 from arb_ternary.config.yaml_document import dump_yaml
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_bench.quality.protocol import rate_for
+from arb_ternary_bench.result_file import read_result, write_result
 from arb_ternary_bench.texts import divide_text, library_source
 
 PLUGIN: Final = Path(__file__).with_name("ladder_adamw8.py")
@@ -159,19 +161,21 @@ class Study:
 
     def __init__(self, work: Path, out: Path) -> None:
         self.work, self.out = work, out
-        self._text = library_source()
-        files = divide_text(self._text, work)
+        text = library_source()
+        files = divide_text(text, work)
         self._train = files["train"]
         self._measured = {name: _in_pieces(files[name]) for name in ("choice", "validation")}
-        content = self._text.encode()
-        self.result: dict[str, Any] = {"machine": machine_facts(), "threads": 1, "trials": {}, "finals": {}}
-        if out.exists():
-            self.result = json.loads(out.read_text(encoding="utf-8"))
-        self.result["text"] = {
+        content = text.encode()
+        new = {"machine": machine_facts(), "threads": 1, "trials": {}, "finals": {}}
+        facts = {
             "name": "source of Python's standard library", "licence": "PSF", "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(), "training_bytes": self._train.stat().st_size,
             "measured_tokens": PIECES * PIECE, "tokens_of_a_run": STEPS * BATCH * BLOCK,
         }  # fmt: skip
+        self.result = read_result(out, new)
+        # Losses on two texts, which the library of another version of Python is, compare nothing.
+        if self.result.setdefault("text", facts) != facts:
+            sys.exit(f"{out} holds runs on another text ({self.result['text']['bytes']:,} bytes); give another --out")
 
     def run(self, name: str, plain: dict[str, Any], measured_on: str, points: int) -> dict[str, Any]:
         """Figures of one run, which takes the loss ``points`` times."""
@@ -183,7 +187,6 @@ class Study:
         phase = plain["phases"][0]
         phase["eval_every"] = phase["steps"] // points if points else 0
         if not points:
-            phase["eval_every"] = 0
             del phase["eval_batches"]
         file = self.work / f"{name}.yaml"
         file.write_text(dump_yaml(plain), encoding="utf-8")
@@ -215,7 +218,7 @@ class Study:
 
     def write(self) -> None:
         """Write the result file."""
-        self.out.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
+        write_result(self.out, self.result)
 
     def trials(self) -> dict[str, tuple[Rates, Rates]]:
         """The best rates of every way at the two widths of the trials, after the trials that are missing."""
@@ -296,32 +299,6 @@ def _in_pieces(file: Path) -> Path:
     destination = file.with_name(f"measured-{file.name}")
     destination.write_text("".join(text[at * distance :][:PIECE] for at in range(PIECES)), encoding="utf-8")
     return destination
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """A line a way and a width: mean loss over seeds, bytes of state and gradients, peak, speed and processor time."""
-    lines = [
-        "| linear weights | way | validation loss | state and gradients, MB | peak, MB | tokens/s | processor, s |",
-        "|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for width in LAYERS:
-        for way in WAYS:
-            runs = [each for each in result["finals"].values() if (each["way"], each["width"]) == (way, width)]
-            if not runs:
-                continue
-            first, losses = runs[0], [each["loss"] for each in runs]
-            spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-            cells = (
-                f"{first['linear_weights'] / 1e6:.1f} M",
-                way,
-                f"{statistics.fmean(losses):.3f}{spread}",
-                f"{(first['state_bytes'] + first['gradient_bytes']) / 1e6:.1f}",
-                f"{statistics.median(each['peak_bytes'] for each in runs) / 1e6:.0f}",
-                f"{statistics.median(each['tokens_per_second'] for each in runs):,.0f}",
-                f"{statistics.fmean(each['processor_seconds'] for each in runs):.0f}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -64,6 +64,21 @@ def points(result: Mapping[str, Any]) -> list[Point]:
     return found
 
 
+def table(result: Mapping[str, Any]) -> str:
+    """A line a size and a way: mean loss over seeds, bytes of state and gradients, peak, speed and processor time."""
+    lines = [
+        "| linear weights | way | validation loss | state and gradients, MB | peak, MB | tokens/s | processor, s |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    found = {(each["width"], each["way"]): each for each in points(result)}
+    for width in sorted({width for width, _ in found}):
+        for each in (found[width, way] for way in STYLES if (width, way) in found):
+            cells = [_millions(each), each["way"], _mean(each["losses"]), f"{each['kept'] / 1e6:.1f}"]
+            cells += [f"{each['peak'] / 1e6:.0f}", f"{each['speed']:,.0f}", f"{each['processor']:.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def draw_memory(result: Mapping[str, Any], path: Path) -> None:
     """Loss over bytes of state and gradients, and over what a process holds at its peak."""
     found = points(result)
@@ -228,7 +243,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     draw_memory(result, folder / "ladder.png")
     draw_time(result, folder / "ladder-time.png")
-    print("\n\n".join((budgets(result), distances(result), times(result))))
+    print("\n\n".join((table(result), budgets(result), distances(result), times(result))))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.result_file import read_result, write_result
 
 DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
 SEEDS = (0, 1, 2)
@@ -74,18 +75,10 @@ def main() -> None:
     command = f"python plugins/arb-ternary-bench/studies/presets.py --steps {arguments.steps}"
     if arguments.models != list(MODELS):
         command += " --models " + " ".join(arguments.models)
-    result: dict[str, Any] = {
-        "command": command,
-        "machine": machine_facts(),
-        "steps": arguments.steps,
-        "models": {},
-    }
-    if out.exists():
-        result = json.loads(out.read_text(encoding="utf-8"))
-        if result["steps"] != arguments.steps:
-            parser.error(
-                f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or another --out"
-            )
+    new = {"command": command, "machine": machine_facts(), "steps": arguments.steps, "models": {}}
+    result = read_result(out, new)
+    if result["steps"] != arguments.steps:
+        parser.error(f"{out} holds runs of {result['steps']} steps: give --steps {result['steps']}, or another --out")
     for seed in SEEDS:
         for name in arguments.models:
             found = result["models"].setdefault(name, {"changes": MODELS[name], "runs": {}})
@@ -94,7 +87,7 @@ def main() -> None:
             found["runs"][str(seed)] = run = trained(name, seed, arguments.steps)
             found["summary"] = summary(found["runs"])
             print(f"{name}, seed {seed}: {run['validation_loss']:.4f} with {run['weights']:,} weights", flush=True)
-            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write_result(out, result)
 
 
 if __name__ == "__main__":

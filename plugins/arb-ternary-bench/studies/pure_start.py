@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.result_file import read_result, write_result
 from arb_ternary_bench.texts import divide_text, help_topics, library_source
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
@@ -196,9 +197,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"machine": machine_facts(), "runs": {}}
-    if arguments.out.exists():
-        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    result = read_result(arguments.out, {"machine": machine_facts(), "runs": {}})
     for seed in range(arguments.seeds):
         for text in arguments.texts.split(","):
             for variant in arguments.variants.split(","):
@@ -207,7 +206,7 @@ def main() -> None:
                     found = run(work, text, variant, seed, arguments.steps, arguments.measure_on)
                     facts = {"text": text, "variant": variant, "seed": seed, "steps": arguments.steps}
                     result["runs"][name] = {**facts, "measured_on": arguments.measure_on, **found}
-                    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                    write_result(arguments.out, result)
     chosen = {
         name: found
         for name, found in result["runs"].items()

@@ -23,6 +23,7 @@ from attrs import frozen
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.result_file import read_result, write_result
 from arb_ternary_train.growing_batches import batches_in
 
 BASE: Final = Path(__file__).with_name("run_end.yaml")
@@ -252,9 +253,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"machine": machine_facts(), "runs": {}}
-    if arguments.out.exists():
-        result = json.loads(arguments.out.read_text(encoding="utf-8"))
+    result = read_result(arguments.out, {"machine": machine_facts(), "runs": {}})
     size, measured_on = arguments.size, arguments.measure_on
     for seed in map(int, arguments.seeds.split(",")):
         for name in arguments.variants.split(","):
@@ -263,7 +262,7 @@ def main() -> None:
                 found = run(work, size, name, seed, measured_on)
                 facts = {"size": size, "variant": name, "seed": seed, "measured_on": measured_on}
                 result["runs"][key] = facts | found
-                arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_result(arguments.out, result)
     print(table({key: found for key, found in result["runs"].items() if found["measured_on"] == measured_on}))
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from arb_ternary import hookimpl
 from arb_ternary.config.options import option
 from arb_ternary.optim.protocol import Planned, Trainable, inner_optimizers
-from arb_ternary.protocols.data import Batch, Batches
 from arb_ternary.protocols.runs import PhaseResult
 from arb_ternary.specs import OptimizerSpec, PhaseSpec
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_train.context import TrainingContext
+from arb_ternary_train.growing_batches import GrowingBatches
 from arb_ternary_train.loop import TrainingLoop
 from arb_ternary_train.options import StandardConfig
 from arb_ternary_train.schedules import scheduled_groups
@@ -47,31 +47,6 @@ class PartsConfig(StandardConfig):
         return iter(())
 
 
-class JoinedBatches:
-    """Several batches in a row as one."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self.joined = 1
-
-    @property
-    def continues(self) -> bool:
-        return self._batches.continues
-
-    def __next__(self) -> Batch:
-        drawn = [next(self._batches) for _ in range(self.joined)]
-        return Batch(torch.cat([each.data for each in drawn]), torch.cat([each.sample_ids for each in drawn]))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._batches.load_state_dict(state)
-
-    def close(self) -> None:
-        self._batches.close()
-
-
 class PartsLoop(TrainingLoop):
     """A loop whose rates and batches follow the parts."""
 
@@ -80,7 +55,8 @@ class PartsLoop(TrainingLoop):
         self._course: list[tuple[int, float]] = []
         self.follow(options.parts, after=0)
         assert self.length == options.steps
-        self.batches: Any = JoinedBatches(self.batches)
+        self.joined = 1
+        self.batches = GrowingBatches(self.batches, lambda: self.joined)
 
     def close(self) -> None:
         """Stop reading ahead, unless branches are to follow."""
@@ -103,7 +79,7 @@ class PartsLoop(TrainingLoop):
     def set_rates(self) -> dict[str, float]:
         """Factors of the peak, and the warm-up."""
         batches, factor = self._course[self.step]
-        self.batches.joined = batches
+        self.joined = batches
         factor *= min(1.0, (self.step + 1) / max(1, self.options.warmup_steps))
         rates: dict[str, float] = {}
         for group in scheduled_groups(self.optimizer):
@@ -160,7 +136,7 @@ class BranchesPhase(PartsPhase):
             losses = []
             while loop.step < loop.length:
                 if (report := loop.train_micro_batch()) is not None:
-                    losses.append(report.loss * loop.batches.joined)
+                    losses.append(report.loss * loop.joined)
             base = sum(int(steps) * int(batches) for steps, batches, *_ in map(str.split, branch["parts"]))
             context.record(
                 "branch",
@@ -178,7 +154,7 @@ class BranchesPhase(PartsPhase):
     def _judge(self, loop: PartsLoop, count: int, *, after: int, trunk: Snapshot) -> float:
         """Loss on training data that no branch has trained on: as far from the trunk for all."""
         loop.batches.load_state_dict(trunk.loop["sampler"])
-        loop.batches.joined = 1
+        loop.joined = 1
         for _ in range(REACH):
             next(loop.batches)
         assert after <= REACH

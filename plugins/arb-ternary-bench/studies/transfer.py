@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -22,6 +21,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from arb_ternary_bench.compare import machine_facts
+from arb_ternary_bench.result_file import read_result, write_result
 
 BASE = Path(__file__).with_name("transfer.yaml")
 WIDTHS = (64, 128, 256, 512, 1024)
@@ -63,16 +63,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     command = "python plugins/arb-ternary-bench/studies/transfer.py"
-    result: dict[str, Any] = {"command": command, "machine": machine_facts(), "runs": {}}
-    if out.exists():
-        result = json.loads(out.read_text(encoding="utf-8"))
+    result = read_result(out, {"command": command, "machine": machine_facts(), "runs": {}})
     for width in WIDTHS:
         losses = result["runs"].setdefault(str(width), {})
         for rate in RATES:
             if str(rate) not in losses:
                 losses[str(rate)] = loss(width, rate)
                 print(f"width {width}, rate {rate}: {losses[str(rate)]:.4f}", flush=True)
-                out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_result(out, result)
     draw(result["runs"], out.with_suffix(".png"))
 
 

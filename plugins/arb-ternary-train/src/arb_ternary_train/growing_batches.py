@@ -17,7 +17,7 @@ from torch import Tensor
 
 from arb_ternary.protocols.data import Batch, Batches
 
-__all__ = ["GrowingBatches", "batches_in", "joined_at"]
+__all__ = ["GrowingBatches", "batches_in", "joined_at", "tokens_in"]
 
 
 def joined_at(doublings: Sequence[float], step: int, steps: int) -> int:
@@ -29,6 +29,12 @@ def batches_in(doublings: Sequence[float], steps: int) -> int:
     """Batches that ``steps`` steps of one micro-batch are made of."""
     starts = [0, *sorted(math.floor(share * steps) for share in doublings), steps]
     return sum((end - start) << power for power, (start, end) in enumerate(pairwise(starts)))
+
+
+def tokens_in(options: Any, steps: int) -> int:
+    """Predictions that ``steps`` steps train on, by a phase's options of a training loop (``LoopOptions``)."""
+    batches = batches_in(getattr(options, "batch_doublings", None) or (), steps) * options.gradient_accumulation_steps
+    return int(batches * options.batch_size * options.block_size)
 
 
 class GrowingBatches:

@@ -17,7 +17,7 @@ from arb_ternary.plugins.manager import manager
 from arb_ternary_bench.quality.protocol import SECTIONS, TRIALS, Recipe
 from arb_ternary_bench.quality.sizes import STEP_TOKENS, TUNING_SEED, QualitySize, base_config
 from arb_ternary_train.config import RunConfig
-from arb_ternary_train.growing_batches import batches_in
+from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.loading import structure_run
 
 __all__ = ["Stage", "Trial", "final_trials", "make_recipe", "merged", "tuning_trials"]
@@ -179,11 +179,9 @@ def _check(trial: Trial) -> None:
     source = f"recipe {trial.rule!r}, {trial.name}"
     config: RunConfig = structure_run(Document(deepcopy(dict(trial.config)), source), manager().registry).config
     options = config.phases[0].options
-    parts = ("batch_size", "block_size", "gradient_accumulation_steps")
-    if all(hasattr(options, part) for part in ("steps", *parts)):
-        tokens = batches_in(getattr(options, "batch_doublings", None) or (), options.steps)
-        for part in parts:
-            tokens *= getattr(options, part)
+    parts = ("steps", "batch_size", "block_size", "gradient_accumulation_steps")
+    if all(hasattr(options, part) for part in parts):
+        tokens = tokens_in(options, options.steps)
         if tokens != trial.tokens:
             raise ComponentError(
                 f"{source}: steps x batch_size x block_size x gradient_accumulation_steps, with batch_doublings, is "

@@ -20,7 +20,7 @@ from arb_ternary_train.added_parts import parts_added_by
 from arb_ternary_train.audit import audit
 from arb_ternary_train.build import built_module, require_protocol, undrawn
 from arb_ternary_train.config import CheckpointConfig, RunConfig
-from arb_ternary_train.growing_batches import batches_in
+from arb_ternary_train.growing_batches import tokens_in
 from arb_ternary_train.optim.planned_state import planned_state_bytes
 from arb_ternary_train.options import LoopOptions, StandardConfig
 from arb_ternary_train.precision import resolve_device
@@ -165,9 +165,7 @@ def _phase(config: RunConfig, choice: PhaseChoice, *, probe: bool) -> PhaseOutlo
     if not isinstance(options, LoopOptions):
         return PhaseOutlook(name=choice.name, steps=None, tokens=None, seconds=None)
     steps = options.planned_steps(config) if isinstance(options, PlansSteps) else options.steps
-    doublings = getattr(options, "batch_doublings", None) or ()
-    batches = batches_in(doublings, steps) * options.gradient_accumulation_steps
-    tokens = batches * options.batch_size * options.block_size
+    tokens = tokens_in(options, steps)
     seconds = tokens / _tokens_a_second(config, options) if probe else None
     return PhaseOutlook(name=choice.name, steps=steps, tokens=tokens, seconds=seconds)
 
