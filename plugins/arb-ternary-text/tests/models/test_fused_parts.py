@@ -366,6 +366,31 @@ class _Own(TernaryLinear):
     """A linear of a user's own."""
 
 
+@pytest.mark.parametrize(("longest", "nodes"), [(8, WHOLE), (7, PARTS)], ids=["whole", "parts"])
+def test_attention_under_autocast_is_that_of_torch_under_it(
+    longest: int, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_attention, "_LONGEST", longest)
+    of = config(gradients="int8", query_key_norm=True)
+    layer, x = Attention(of), torch.randn(2, 8, 64) * 2
+    positions = make_positions(of, x, start=0, total=8, window=None)
+    with torch.autocast("cpu", torch.bfloat16):
+        fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x, *nodes)
+    assert fused[0].dtype is wanted[0].dtype is torch.bfloat16
+    assert fused[1].dtype is wanted[1].dtype is torch.float32
+    assert_alike(fused, wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("activation", KINDS)
+def test_a_feed_forward_layer_under_autocast_is_that_of_torch_under_it(activation: Any) -> None:
+    layer = FeedForward(config(activation=activation, gradients="int8", group_size=32))
+    with torch.autocast("cpu", torch.bfloat16):
+        fused, wanted = both(layer, layer, torch.randn(3, 8, 64) * 2, "_FeedForwardBackward")
+    assert fused[0].dtype is wanted[0].dtype is torch.bfloat16
+    assert fused[1].dtype is wanted[1].dtype is torch.float32
+    assert_alike(fused, wanted, torch.bfloat16)
+
+
 def test_other_modules_and_tensors_are_left_to_torch() -> None:
     norm, linear = plain()
     x = torch.ones(2, 64)
@@ -376,7 +401,7 @@ def test_other_modules_and_tensors_are_left_to_torch() -> None:
         assert kernels_for(tensor, (norm,), (linear,)) is None
     with FakeTensorMode():
         assert kernels_for(torch.ones(2, 64), (norm,), (linear,)) is None
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.float16):
         assert kernels_for(x, (norm,), (linear,)) is None
     with exact_arithmetic():
         assert kernels_for(x, (norm,), (linear,)) is None

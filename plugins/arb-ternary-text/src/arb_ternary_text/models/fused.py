@@ -61,13 +61,14 @@ def may_round_otherwise() -> bool:
 def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Module]) -> Kernels | None:
     """The kernels for a part of a block that reads ``x``, or None where torch's operations have to compute it.
 
-    They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16 on the CPU, autocast
-    is off, every linear is ternary without a bias and takes int8 activations, no norm has a gain,
-    nobody has put hooks or another ``forward`` on them, and the backend of all linears has the kernels.
+    They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16 on the CPU, every
+    linear is ternary without a bias and takes int8 activations, no norm has a gain, nobody has put hooks or another
+    ``forward`` on them, and the backend of all linears has the kernels. Under autocast, which is to bfloat16, the part
+    reads ``x``, and writes, in that.
     """
     if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES or not x.numel() or not may_round_otherwise():
         return None
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in _DTYPES:
         return None
     backend = None
     for linear in linears:

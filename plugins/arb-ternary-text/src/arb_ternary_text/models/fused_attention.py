@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of
 from arb_ternary_text.models.fused_linear import FusedLinear, join, weights_of
 
@@ -102,7 +103,7 @@ def attention(
     linears, anchor = join(modules.linears, kernels)
     plan = _Plan(kernels, tuple(linears), tuple(eps_of(norm) for norm in modules.norms), heads, length)
     y_MD: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        x_BSD.reshape(batch * length, width), anchor, plan, *angles
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, plan, *angles
     )
     for linear in linears:
         linear.expect_votes(y_MD)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.fused import Kernels, eps_of
 from arb_ternary_text.models.fused_linear import FusedLinear, join, weights_of
 
@@ -159,7 +160,7 @@ def project_heads(
         for i, (linear, (_, heads, head_norm)) in enumerate(zip(linears, projections, strict=True))
     )
     found: tuple[Tensor, ...] = _Projected.apply(  # type: ignore[no-untyped-call]
-        x_BSD.reshape(batch * length, width), anchor, parts, eps_of(norm), length
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, parts, eps_of(norm), length
     )
     for linear, y in zip(linears, found, strict=True):
         linear.expect_votes(y)
@@ -169,6 +170,7 @@ def project_heads(
 def output(kernels: Kernels, seen_BHSC: Tensor, norm: nn.Module, linear: nn.Module) -> Tensor:
     """The product of what the heads have seen, ``[B, S, D]``."""
     (fused,), anchor = join([linear], kernels)
+    seen_BHSC = TernaryModule.in_autocast(seen_BHSC)
     y_MD: Tensor = _Output.apply(seen_BHSC, anchor, fused, eps_of(norm))  # type: ignore[no-untyped-call]
     fused.expect_votes(y_MD)
     batch, _, length, _ = seen_BHSC.shape
@@ -185,7 +187,7 @@ def feed_forward(
 ) -> Tensor:
     """``down(norm(act(up(norm(x)))))`` of ``x [..., D]``; ``linears`` are gate (not for ``relu2``), up and down."""
     fused, anchor = join(linears, kernels)
-    x_MD = x.reshape(-1, x.shape[-1])
+    x_MD = TernaryModule.in_autocast(x).reshape(-1, x.shape[-1])
     y_MD: Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
         x_MD, anchor, fused, kind, eps_of(norm), eps_of(hidden_norm)
     )
