@@ -90,6 +90,8 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     **{f"embedding_{times:g}": (f'phases.0.rate_factors={{"embedding":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0)},
     "logits_1": ("model.logit_scale=0",),
     "logits_4": ("model.logit_scale=2",),
+    "logits_1_spread": ("model.logit_scale=0", "optimizer.spread=true"),
+    "logits_1_spread_rate_0.07": ("model.logit_scale=0", "optimizer.spread=true", "optimizer.lr=0.07"),
     **{f"head_clip_{clip:g}": parted(head_clip=clip) for clip in (1.5, 5.0, 10.0)},
     "head_mean": parted(head_mean="arithmetic"),
     "head_mean_clip_5": parted(head_mean="arithmetic", head_clip=5.0),

@@ -83,6 +83,42 @@ class Restated:
         return int(moved.sum())
 
 
+@pytest.mark.parametrize(("bits", "cell"), [(8, 64), (4, 7)])
+def test_accumulators_of_a_new_model_are_spread_over_the_values_that_turn_no_trit(bits: int, cell: int) -> None:
+    module = layer(vote_bits=bits)
+    trits = module.trits()
+    ScaledVotes({"layer": module}, spread=True)
+    u = [counter_hash_uniform(i, SEED, 0, stream_id("layer") * HASH_USES + 7) for i in range(N * K)]
+    wanted = np.floor(np.array(u).reshape(N, K) * (2 * cell - 1)) - (cell - 1)
+    assert np.array_equal(module.logical_votes().numpy(), wanted)
+    assert torch.equal(module.trits(), trits)
+
+
+def test_accumulators_that_hold_something_are_not_spread() -> None:
+    module = layer()
+    votes = torch.zeros(N, K, dtype=torch.int8)
+    votes[1, 2] = -1
+    module.set_votes(votes)
+    ScaledVotes({"layer": module}, spread=True)
+    assert torch.equal(module.logical_votes(), votes)
+
+
+def test_spread_accumulators_begin_to_turn_trits_with_the_first_votes() -> None:
+    turned = {}
+    for spread in (False, True):
+        module = TernaryLinear(64, 64, group_size="row", activations="float", scale_rule="frozen")
+        seed_votes(torch.nn.ModuleDict({"layer": module}), SEED)
+        optimizer = ScaledVotes({"layer": module}, lr=0.1, leak=0.0, spread=spread)
+        for _ in range(2):  # the first step casts none
+            module(torch.eye(64)).backward(torch.ones(64, 64))
+            turned[spread] = optimizer.step().flips
+            optimizer.zero_grad()
+    # A gradient of ones is sqrt(2 / pi) deviations: 5.1 quanta, and 4 % of 127 values are as near to a flip as that. A
+    # third of those trits are at -1 already.
+    assert turned[False] == 0
+    assert 0.01 < turned[True] / 64**2 < 0.06
+
+
 @pytest.mark.parametrize("carry", [True, False])
 def test_the_rule_is_the_restated_one(carry):
     torch.manual_seed(0)
@@ -332,6 +368,13 @@ def test_a_config_that_leaks_now_and_then_has_something_to_leak(options, bits, f
     planned = Planned(kinds=frozenset({"ternary"}), vote_bits=bits)
     said = [f"{name}: {wrong}" for name, wrong in ScaledVotesConfig(**options).contradictions_in(run, planned)]
     assert said == ([] if found is None else [f"leak_every: has no effect because {found}; remove it"])
+
+
+def test_accumulators_of_2_bits_cannot_be_spread():
+    run = SimpleNamespace(optimizer=SimpleNamespace(options=None))
+    planned = Planned(kinds=frozenset({"ternary"}), vote_bits=2)
+    (said,) = ScaledVotesConfig(spread=True).contradictions_in(run, planned)
+    assert said == ("spread", "has no effect because accumulators of 2 bits keep nothing after a step; remove it")
 
 
 def test_state_is_integer_and_counted():

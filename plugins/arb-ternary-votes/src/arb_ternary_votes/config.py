@@ -100,6 +100,12 @@ class ScaledVotesConfig:
         "Accumulators decay every this many updates, by as many shares at once; the others need no random numbers.",
         validator=and_(instance_of(int), ge(1)),
     )
+    spread: bool = option(
+        False,
+        "Accumulators that are all 0, as those of a new model, begin anywhere in their cells, so that trits turn from "
+        "the first votes on and not when a cell has filled.",
+        validator=instance_of(bool),
+    )
     magnitude_decay: float = option(
         0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
     )
@@ -158,7 +164,7 @@ class ScaledVotesConfig:
             if self.lr == AUTO:
                 yield "lr", "auto is for accumulators of 8 or 4 bits, and with 2 a rate is a chance of flips; try 0.02"
             yield from without_effect(
-                self, "accumulators of 2 bits keep nothing after a step", "carry", "leak", "leak_every"
+                self, "accumulators of 2 bits keep nothing after a step", "carry", "leak", "leak_every", "spread"
             )
         elif not self.leak:
             yield from without_effect(self, "nothing decays with a leak of 0", "leak_every")

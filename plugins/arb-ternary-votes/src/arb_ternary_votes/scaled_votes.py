@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, Final, Literal
 
+import torch
 from attrs import asdict
 from torch import Tensor
 
 from arb_ternary.backends.select import get_backend
+from arb_ternary.counters.hashing import hash_words, uniform
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
@@ -28,7 +30,10 @@ from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers
 
-__all__ = ["CELLS", "ScaledVotes", "ScaledVotesConfig", "build"]
+__all__ = ["CELLS", "USE_SPREAD", "ScaledVotes", "ScaledVotesConfig", "build", "spread_votes"]
+
+#: Use of the counter hash, beside those of core's kernels and of sums of three levels.
+USE_SPREAD: Final = 7
 
 #: Quanta a trit by bits of an accumulator, where none are given. Half the range lets a carry fit; with few bits, a cell
 #: as large as the range trains better, and what a flip would carry saturates.
@@ -59,6 +64,7 @@ class ScaledVotes(NormalisedVotes):
         carry: whether a flip keeps what exceeds the cell.
         leak: share of an accumulator that decays each step, times the rate.
         leak_every: updates from one decay to the next, which takes as many shares, but no more than all of it.
+        spread: whether accumulators that are all 0 begin anywhere in their cells (:func:`spread_votes`).
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
@@ -80,6 +86,7 @@ class ScaledVotes(NormalisedVotes):
         carry: bool = True,
         leak: float = 0.02,
         leak_every: int = 1,
+        spread: bool = False,
         magnitude_decay: float = 0.98,
         cell: int | None = None,
         exponent_rate: float = 0.05,
@@ -93,6 +100,7 @@ class ScaledVotes(NormalisedVotes):
             carry=carry,
             leak=leak,
             leak_every=leak_every,
+            spread=spread,
             magnitude_decay=magnitude_decay,
             cell=cell,
             exponent_rate=exponent_rate,
@@ -116,8 +124,11 @@ class ScaledVotes(NormalisedVotes):
                     "set how often a vote is cast. Take gradients 'float', or tail null"
                 )
         self.sums_votes = vote_levels is not None
-        options = {name: value for name, value in asdict(config).items() if name != "vote_levels"}
+        options = {name: value for name, value in asdict(config).items() if name not in ("vote_levels", "spread")}
         super().__init__(modules, {**options, "base_lr": lr})
+        for group, members in zip(self.param_groups, self._modules, strict=True):
+            for module in members if spread else ():
+                spread_votes(module, _cell(group, module))
         for module in modules.values() if self.sums_votes else ():
             module.sum_votes()
 
@@ -171,6 +182,20 @@ class ScaledVotes(NormalisedVotes):
         leaks = (self.updates + 1) % every == 0
         decay = round(65536 * min(1.0, group["leak"] * group["lr"] * every)) if leaks else 0
         return module.apply_votes("apply_scaled_votes", _cell(group, module), decay, group["carry"])
+
+
+def spread_votes(module: TernaryModule, cell: int) -> None:
+    """Begin with accumulators anywhere in their cells, where all of them are 0.
+
+    Every element gets ``floor(u * (2 U - 1)) - (U - 1)`` with ``U`` the cell and ``u`` of the counter hash, uniform
+    over the ``2 U - 1`` values that turn no trit. Where they all begin at 0, no trit turns before the votes of a whole
+    cell have come together, and then many do at once.
+    """
+    if not bool(module.logical_votes().any()):
+        seed, _, stream = hash_words(module.control)
+        shape = (module.shape.out_features, module.shape.in_features)
+        u_NK = uniform(shape, seed, 0, stream + USE_SPREAD, device=module.weight.device)
+        module.set_votes((u_NK.mul_(2 * cell - 1).floor_().sub_(cell - 1)).to(torch.int8))
 
 
 def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
