@@ -362,10 +362,6 @@ def test_what_somebody_changed_is_left_to_torch(change: Callable[[nn.Module, nn.
     assert kernels_for(torch.ones(2, 64), (norm,), (linear,)) is None
 
 
-class _Own(TernaryLinear):
-    """A linear of a user's own."""
-
-
 @pytest.mark.parametrize(("longest", "nodes"), [(8, WHOLE), (7, PARTS)], ids=["whole", "parts"])
 def test_attention_under_autocast_is_that_of_torch_under_it(
     longest: int, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -389,6 +385,10 @@ def test_a_feed_forward_layer_under_autocast_is_that_of_torch_under_it(activatio
     assert fused[0].dtype is wanted[0].dtype is torch.bfloat16
     assert fused[1].dtype is wanted[1].dtype is torch.float32
     assert_alike(fused, wanted, torch.bfloat16)
+
+
+class _Own(TernaryLinear):
+    """A linear of a user's own."""
 
 
 def test_other_modules_and_tensors_are_left_to_torch() -> None:
