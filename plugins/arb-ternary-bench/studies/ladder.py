@@ -3,12 +3,13 @@
     python plugins/arb-ternary-bench/studies/ladder.py --work DIR --out RESULT.json
 
 Every run trains on the same tokens of the source of Python's standard library (PSF licence, on every machine with
-Python), in less than one epoch. Rates are chosen on a part of the text that is held aside: four trials a way at width
-96 over the whole length, three at width 320 over a quarter of it. Votes of 4 bits and pure votes have no trials at
-width 320 and change with the width as votes of 8 bits do; AdamW with 8-bit moments takes the rates of float32. Between
-the two widths, and beyond, a rate is a power of the width, and never rises beyond the widest that was tuned. Final runs
-are measured on a part that nothing else reads. A run whose result is in ``--out`` is not repeated; every finished run
-is written at once.
+Python), in less than one epoch. Settings are chosen on a part of the text that is held aside, by runs of a quarter of
+the length, at widths 96 and 640: the rates of votes and of the float parts beside them apart, and of the ways without
+votes the one rate, weight decay and the decay of the second moment. Votes of 8 bits, float32 and QAT have as many
+trials, the others fewer; AdamW with 8-bit moments takes the settings of float32. Between the two widths a rate is a
+power of the width, and other options are those of the nearer one. Final runs are measured on a part that nothing else
+reads. Speeds are those of short runs at the end, for which the machine should have nothing else to do. A run whose
+result is in ``--out`` is not repeated; every finished run is written at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ladder_figures import table
 
@@ -36,11 +37,11 @@ from arb_ternary_bench.result_file import read_result, write_result
 from arb_ternary_bench.texts import divide_text, library_source
 
 PLUGIN: Final = Path(__file__).with_name("ladder_adamw8.py")
-#: Samples of a batch, predictions of a sample; optimizer steps of a run and of a short trial.
+#: Samples of a batch, predictions of a sample; optimizer steps of a run and of a trial.
 BATCH: Final = 16
 BLOCK: Final = 128
-STEPS: Final = 256
-SHORT: Final = 64
+STEPS: Final = 1024
+TRIAL_STEPS: Final = 256
 #: Characters that losses are taken on: so many pieces of so many, at equal distances.
 PIECES: Final = 64
 PIECE: Final = 1024
@@ -48,14 +49,15 @@ PIECE: Final = 1024
 TUNING_SEED: Final = 1000
 #: Layers of the decoder of a width.
 LAYERS: Final[Mapping[int, int]] = {96: 3, 192: 3, 320: 4, 640: 4}
-#: Widths of the trials: over the whole length, and over the short one.
+#: Widths of the trials; at the wider one time is compared, too. Options are those of the narrower one below the middle.
 NARROW: Final = 96
-WIDE: Final = 320
-#: Width at which time is compared, steps of a run that says how fast a compiled model is, and of those left out for it.
-TIMED: Final = 640
+WIDE: Final = 640
+MIDDLE: Final = 256
+#: Steps of a run that says how fast a way is, and of those left out for it, in which a model is compiled.
 TIMED_STEPS: Final = 30
 COMPILING: Final = 6
-#: What is compiled for its speed.
+#: Whose speed is measured, and what is compiled for it, too.
+TIMED: Final = ("votes8", "pure", "qat", "float32", "bfloat16")
 COMPILED: Final = ("float32", "bfloat16")
 #: Points of a loss curve, at that width and at the others.
 POINTS: Final = 8
@@ -65,41 +67,70 @@ QAT: Final = {"name": "bitnet", "float_parts": ["embedding", "head", "linears"]}
 VOTES: Final = {"group_size": "row", "scale_rule": "frozen", "gradients": "int8"}
 FLOAT_ENDS: Final = {**VOTES, "float_parts": ["embedding", "head"]}
 PURE: Final = {**VOTES, "float_parts": [], "embedding_scale_rule": "frozen", "logit_scale": 0}
-#: Rates of the trials at width 96, written for 2,560 steps: of float parts, of votes.
-ADAM: Final = tuple((rate, None) for rate in (2e-3, 4e-3, 8e-3, 16e-3))
-TRIALS: Final[Mapping[str, tuple[tuple[float | None, float | None], ...]]] = {
-    "float32": ADAM,
-    "bfloat16": ADAM,
-    "qat": tuple((rate, None) for rate in (3e-3, 6e-3, 12e-3, 24e-3)),
-    "votes8": ((3e-3, 0.05), (4e-3, 0.08), (6e-3, 0.12), (8e-3, 0.18)),
-    "votes4": ((4e-3, 0.08), (5.6e-3, 0.12), (8e-3, 0.18), (11e-3, 0.27)),
-    "pure": tuple((None, rate) for rate in (0.05, 0.08, 0.12, 0.18)),
-}
-#: What the best of them is multiplied by in the trials at width 320.
-FACTORS: Final[Mapping[str, tuple[float, ...]]] = {
-    **dict.fromkeys(("float32", "bfloat16", "qat"), (0.25, 0.5, 1.0)),
-    "votes8": (0.35, 0.6, 1.0),
-}
-#: The ways, and whose rates they take; of those tuned at width 96 alone, whose change with the width.
+
+
+class Setting(NamedTuple):
+    """Rates, written for 2,560 steps, of float parts and of votes; options of AdamW that differ from its defaults."""
+
+    floats: float | None
+    votes: float | None = None
+    options: Mapping[str, float] = {}
+
+
+DECAYED: Final = {"weight_decay": 0.1}
+UNDECAYED: Final = {"weight_decay": 0.0}
+SLOWER: Final = {"beta2": 0.99}
+
+
+def _rates(*rates: float) -> tuple[Setting, ...]:
+    return tuple(map(Setting, rates))
+
+
+def _options(rate: float, *options: Mapping[str, float]) -> tuple[Setting, ...]:
+    return tuple(Setting(rate, None, each) for each in options)
+
+
+#: Trials by width and way.
+TRIALS: Final[Mapping[int, Mapping[str, tuple[Setting, ...]]]] = {
+    NARROW: {
+        "float32": _rates(2e-3, 4e-3, 5.6e-3, 8e-3, 16e-3) + _options(4e-3, DECAYED, UNDECAYED, SLOWER),
+        "bfloat16": _rates(2e-3, 4e-3, 8e-3, 16e-3),
+        "qat": _rates(3e-3, 6e-3, 8.5e-3, 12e-3, 24e-3) + _options(6e-3, DECAYED, UNDECAYED, SLOWER),
+        "votes8": (
+            Setting(3e-3, 0.05), Setting(4e-3, 0.08), Setting(6e-3, 0.12), Setting(8e-3, 0.18),
+            Setting(3e-3, 0.12), Setting(12e-3, 0.12), Setting(3e-3, 0.18), Setting(6e-3, 0.08),
+        ),
+        "votes4": (Setting(4e-3, 0.08), Setting(5.6e-3, 0.12), Setting(8e-3, 0.18), Setting(11e-3, 0.27)),
+        "pure": tuple(Setting(None, rate) for rate in (0.05, 0.08, 0.12, 0.18)),
+    },
+    WIDE: {
+        "float32": _rates(0.5e-3, 0.7e-3, 1e-3, 1.4e-3, 2e-3) + _options(1e-3, DECAYED, SLOWER),
+        "bfloat16": _rates(1e-3, 2e-3),
+        "qat": _rates(0.75e-3, 1.1e-3, 1.5e-3, 2.1e-3, 3e-3) + _options(1.5e-3, DECAYED, SLOWER),
+        "votes8": (
+            Setting(1.5e-3, 0.03), Setting(2.52e-3, 0.0504), Setting(4.2e-3, 0.084), Setting(1.26e-3, 0.0504),
+            Setting(1.26e-3, 0.075), Setting(1.26e-3, 0.11), Setting(0.63e-3, 0.075),
+        ),
+        "votes4": (Setting(1.2e-3, 0.075), Setting(1.2e-3, 0.12)),
+        "pure": tuple(Setting(None, rate) for rate in (0.03, 0.05, 0.08)),
+    },
+}  # fmt: skip
+#: The ways, and whose settings they take.
 WAYS: Final[Mapping[str, str]] = {
     "votes8": "votes8", "votes4": "votes4", "pure": "pure", "qat": "qat", "float32": "float32", "bfloat16": "bfloat16",
     "adamw8": "float32",
 }  # fmt: skip
-FOLLOWERS: Final[Mapping[str, str]] = {"votes4": "votes8", "pure": "votes8"}
 #: Final runs, in this order, so that what is cut short lacks least: width, seed and ways.
-FIRST: Final = ("votes8", "float32", "qat", "votes4", "bfloat16")
-REST: Final = ("adamw8", "pure")
+ALL: Final = ("votes8", "float32", "qat", "bfloat16", "adamw8", "pure", "votes4")
 FINALS: Final[tuple[tuple[int, int, tuple[str, ...]], ...]] = (
-    (96, 0, FIRST + REST), (192, 0, FIRST + REST), (320, 0, FIRST), (640, 0, FIRST[:3]), (96, 1, FIRST), (320, 0, REST),
-    (640, 0, FIRST[3:]), (192, 1, FIRST), (96, 1, REST), (192, 1, REST), (640, 0, REST),
+    (640, 0, ALL[:4]), (320, 0, ALL), (192, 0, ALL), (96, 0, ALL), (96, 1, ALL), (192, 1, ALL[:3]), (320, 1, ALL[:3]),
+    (640, 0, ("pure",)),
 )  # fmt: skip
 
-Rates = tuple[float | None, float | None]
 
-
-def config(way: str, width: int, steps: int, rates: Rates, *, seed: int) -> dict[str, Any]:
-    """The config of a run but its data; ``rates`` are those of float parts and of votes, for 2,560 steps."""
-    lr, rate = (None if each is None else rate_for(steps, each) for each in rates)
+def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> dict[str, Any]:
+    """The config of a run but its data."""
+    lr, rate = (None if each is None else rate_for(steps, each) for each in setting[:2])
     decoder = {
         "name": "decoder", "width": width, "layers": LAYERS[width], "heads": width // 32, "feed_forward": 2 * width,
         "activation": "swiglu", "query_key_norm": True, "max_length": BLOCK,
@@ -111,10 +142,10 @@ def config(way: str, width: int, steps: int, rates: Rates, *, seed: int) -> dict
     result: dict[str, Any] = {"name": "ladder", "seed": seed, "threads": 1, "checkpoint": {"every": 0}}
     if way in ("float32", "bfloat16", "adamw8"):
         decoder |= FLOAT
-        result["optimizer"] = {"name": "adamw8" if way == "adamw8" else "adamw", "lr": lr}
+        result["optimizer"] = {"name": "adamw8" if way == "adamw8" else "adamw", "lr": lr, **setting.options}
     elif way == "qat":
         decoder |= QAT
-        result["optimizer"] = {"name": "bitnet_adamw", "lr": lr, "weight_decay": 0.01}
+        result["optimizer"] = {"name": "bitnet_adamw", "lr": lr} | {"weight_decay": 0.01, **setting.options}
     elif way == "pure":
         decoder |= PURE
         del phase["grad_clip"]
@@ -142,18 +173,17 @@ def config(way: str, width: int, steps: int, rates: Rates, *, seed: int) -> dict
     return {**result, "model": decoder, "phases": [phase]}
 
 
-def rates_at(width: int, narrow: Rates, wide: Rates) -> Rates:
-    """Rates at a width from the best at widths 96 and 320: a power of the width, which beyond 320 does not rise."""
+def setting_at(width: int, narrow: Setting, wide: Setting) -> Setting:
+    """The setting at a width from the best at widths 96 and 640: rates are powers of the width."""
 
     def at(first: float | None, last: float | None) -> float | None:
         if first is None or last is None:
             return None
         power = math.log(last / first) / math.log(WIDE / NARROW)
-        return float(f"{first * (width / NARROW) ** (min(power, 0.0) if width > WIDE else power):.3g}")
+        return float(f"{first * (width / NARROW) ** power:.3g}")
 
-    if width > WIDE and any(first and last and last > first for first, last in zip(narrow, wide, strict=True)):
-        return wide
-    return at(narrow[0], wide[0]), at(narrow[1], wide[1])
+    options = (narrow if width < MIDDLE else wide).options
+    return Setting(at(narrow.floats, wide.floats), at(narrow.votes, wide.votes), options)
 
 
 class Study:
@@ -220,76 +250,62 @@ class Study:
         """Write the result file."""
         write_result(self.out, self.result)
 
-    def trials(self) -> dict[str, tuple[Rates, Rates]]:
-        """The best rates of every way at the two widths of the trials, after the trials that are missing."""
-        chosen: dict[str, tuple[Rates, Rates]] = {}
-        for way, rates in TRIALS.items():
-            narrow = self._best(way, NARROW, STEPS, rates)
-            if way in FOLLOWERS:
-                followed = chosen[FOLLOWERS[way]]
-                # All votes and floats of the way followed change by factors of their own.
-                lr, rate = (_ratio(last, first) for first, last in zip(*followed, strict=True))
-                chosen[way] = narrow, (_times(narrow[0], lr), _times(narrow[1], rate))
-                continue
-            wide = [(_times(narrow[0], each), _times(narrow[1], each)) for each in FACTORS[way]]
-            chosen[way] = narrow, self._best(way, WIDE, SHORT, wide)
-        self.result["rates"] = chosen
+    def trials(self) -> dict[str, tuple[Setting, Setting]]:
+        """The best settings of every way at the two widths of the trials, after the trials that are missing."""
+        chosen = {way: (self._best(way, NARROW), self._best(way, WIDE)) for way in TRIALS[NARROW]}
+        self.result["settings"] = {way: [each._asdict() for each in pair] for way, pair in chosen.items()}
         return chosen
 
-    def _best(self, way: str, width: int, steps: int, rates: Sequence[Any]) -> Rates:
-        found = []
-        for number, each in enumerate(rates):
-            name = f"trial-{way}-{width}-{number}"
-            if name not in self.result["trials"]:
-                plain = config(way, width, steps, each, seed=TUNING_SEED)
-                figures = self.run(name, plain, "choice", 1)
-                keys = ("loss", "tokens_per_second", "processor_seconds")
-                self.result["trials"][name] = {"rates": each, **{key: figures[key] for key in keys}}
-                self.write()
-            found.append((self.result["trials"][name]["loss"], number))
-        return tuple(rates[min(found)[1]])  # type: ignore[return-value]
+    def _best(self, way: str, width: int) -> Setting:
+        """The setting of the trial with the least loss."""
+        offered = TRIALS[width][way]
+        losses = [self._trial(way, width, number, each) for number, each in enumerate(offered)]
+        return offered[losses.index(min(losses))]
 
-    def final(self, way: str, width: int, seed: int, rates: Rates) -> None:
+    def _trial(self, way: str, width: int, number: int, setting: Setting) -> float:
+        """The loss of a trial, which is made where it is missing."""
+        name = f"trial-{way}-{width}-{number}"
+        if name not in self.result["trials"]:
+            figures = self.run(name, config(way, width, TRIAL_STEPS, setting, seed=TUNING_SEED), "choice", 1)
+            keys = ("loss", "tokens_per_second", "processor_seconds")
+            self.result["trials"][name] = {**setting._asdict(), **{key: figures[key] for key in keys}}
+            self.write()
+        found: float = self.result["trials"][name]["loss"]
+        return found
+
+    def final(self, way: str, width: int, seed: int, setting: Setting) -> None:
         """A final run, where it is missing."""
         name = f"{way}-{width}-{seed}"
         if name not in self.result["finals"]:
-            points = POINTS if width == TIMED else FEW_POINTS
-            figures = self.run(name, config(way, width, STEPS, rates, seed=seed), "validation", points)
-            facts = {"way": way, "width": width, "seed": seed, "rates": rates}
+            points = POINTS if width == WIDE else FEW_POINTS
+            figures = self.run(name, config(way, width, STEPS, setting, seed=seed), "validation", points)
+            facts = {"way": way, "width": width, "seed": seed, **setting._asdict()}
             self.result["finals"][name] = {**facts, **figures}
             self.write()
 
     def idle(self) -> None:
         """Peak memory of a run that builds the smallest model and takes one step of one sample."""
         if "idle_bytes" not in self.result:
-            plain = config("pure", NARROW, 1, (None, 0.1), seed=0)
+            plain = config("pure", NARROW, 1, Setting(None, 0.1), seed=0)
             plain["phases"][0] |= {"batch_size": 1}
             self.result["idle_bytes"] = self.run("idle", plain, "choice", 0)["peak_bytes"]
             self.write()
 
-    def compiled_speed(self, way: str, rates: Rates) -> None:
-        """Tokens a second of a compiled model after its first steps, in which it is compiled."""
-        compiled = self.result.setdefault("compiled_tokens_per_second", {})
-        if way not in compiled:
-            name = f"compiled-{way}"
-            plain = config(way, TIMED, TIMED_STEPS, rates, seed=0)
-            plain["phases"][0] |= {"compile_model": True, "log_every": 1}
-            self.run(name, plain, "choice", 0)
-            log = (self.work / name / "logs" / "train.log").read_text(encoding="utf-8")
+    def speed(self, way: str, setting: Setting, *, compiled: bool) -> None:
+        """Tokens a second at the wider width, after the first steps, in which a model is compiled."""
+        name = f"{way}-compiled" if compiled else way
+        speeds = self.result.setdefault("tokens_per_second", {})
+        if name not in speeds:
+            plain = config(way, WIDE, TIMED_STEPS, setting, seed=0)
+            plain["phases"][0] |= {"compile_model": compiled, "log_every": 1}
+            self.run(f"speed-{name}", plain, "choice", 0)
+            log = (self.work / f"speed-{name}" / "logs" / "train.log").read_text(encoding="utf-8")
             # The speed of a line is that of all steps so far, of which there are fewer than are averaged over.
-            speeds = {int(step): float(speed) for step, speed in re.findall(r" step (\d+) .*tok/s (\d+)", log)}
+            so_far = {int(step): float(speed) for step, speed in re.findall(r" step (\d+) .*tok/s (\d+)", log)}
             tokens = BATCH * BLOCK
-            first, last = (step * tokens / speeds[step] for step in (COMPILING, TIMED_STEPS))
-            compiled[way] = (TIMED_STEPS - COMPILING) * tokens / (last - first)
+            first, last = (step * tokens / so_far[step] for step in (COMPILING, TIMED_STEPS))
+            speeds[name] = (TIMED_STEPS - COMPILING) * tokens / (last - first)
             self.write()
-
-
-def _times(rate: float | None, factor: float | None) -> float | None:
-    return None if rate is None or factor is None else float(f"{rate * factor:.3g}")
-
-
-def _ratio(last: float | None, first: float | None) -> float | None:
-    return None if last is None or first is None else last / first
 
 
 def _in_pieces(file: Path) -> Path:
@@ -314,10 +330,10 @@ def main() -> None:
     chosen = study.trials()
     for width, seed, ways in FINALS:
         for way in ways:
-            rates = rates_at(width, *chosen[WAYS[way]])
-            study.final(way, width, seed, rates)
-            if width == TIMED and way in COMPILED:
-                study.compiled_speed(way, rates)
+            study.final(way, width, seed, setting_at(width, *chosen[WAYS[way]]))
+    for way in TIMED:
+        for compiled in (False, True) if way in COMPILED else (False,):
+            study.speed(way, chosen[WAYS[way]][1], compiled=compiled)
     print(table(study.result))
 
 

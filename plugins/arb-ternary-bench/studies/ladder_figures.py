@@ -122,11 +122,11 @@ def _across(mine: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 def curves(result: Mapping[str, Any], width: int) -> dict[str, list[tuple[float, float, float]]]:
     """Tokens, seconds and loss of every way at a width; seconds are those of training at the way's best speed."""
-    compiled = result.get("compiled_tokens_per_second", {})
+    speeds = result["tokens_per_second"]
     found = {}
     for run in result["finals"].values():
         if (run["width"], run["seed"]) == (width, 0):
-            speed = max(run["tokens_per_second"], compiled.get(run["way"], 0.0))
+            speed = max(speeds[run["way"]], speeds.get(f"{run['way']}-compiled", 0.0))
             found[run["way"]] = [(tokens, tokens / speed, loss) for tokens, loss in run["curve"]]
     return found
 
@@ -222,8 +222,7 @@ def times(result: Mapping[str, Any]) -> str:
     found = curves(result, width)
     target = loss_at(found["float32"], SHARE * result["text"]["tokens_of_a_run"])
     base = reached(found["float32"], target)
-    speeds = {run["way"]: run["tokens_per_second"] for run in result["finals"].values() if run["width"] == width}
-    compiled = result.get("compiled_tokens_per_second", {})
+    speeds = result["tokens_per_second"]
     lines = [
         f"| way | tokens/s | compiled | seconds until {target:.3f}, of float32's | loss at the end |",
         "|---|---:|---:|---:|---:|",
@@ -232,7 +231,7 @@ def times(result: Mapping[str, Any]) -> str:
         if way in found:
             seconds = reached(found[way], target)
             share = "not reached" if seconds is None or base is None else f"{seconds:.0f} ({seconds / base:.2f}x)"
-            second = f"{compiled[way]:,.0f}" if way in compiled else ""
+            second = f"{speeds[f'{way}-compiled']:,.0f}" if f"{way}-compiled" in speeds else ""
             lines.append(f"| {way} | {speeds[way]:,.0f} | {second} | {share} | {found[way][-1][2]:.3f} |")
     return "\n".join(lines)
 
