@@ -145,7 +145,7 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
         result["optimizer"] = {"name": "adamw8" if way == "adamw8" else "adamw", "lr": lr, **setting.options}
     elif way == "qat":
         decoder |= QAT
-        result["optimizer"] = {"name": "bitnet_adamw", "lr": lr} | {"weight_decay": 0.01, **setting.options}
+        result["optimizer"] = {"name": "bitnet_adamw", "lr": lr, "weight_decay": 0.01, **setting.options}
     elif way == "pure":
         decoder |= PURE
         del phase["grad_clip"]
