@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from arb_ternary_bench.quality.protocol import rate_for
 from arb_ternary_train.protocols import Course
 from arb_ternary_train.schedules import ScheduleName, scheduled_value
 from arb_ternary_votes.rate import rate_of
@@ -68,6 +70,29 @@ def tuned() -> Iterator[Tuned]:
     yield "pure", small, trials("small", "scaled_votes_pure")
     yield "float embedding and head", course(256, 2048, 320, "linear", 25), trials("medium", "scaled_votes")
     yield "4-bit accumulators", course(256, 4096, 192, "linear", 51), trials("survey", "scaled_votes_4bit")
+    for width in (96, 640):
+        for way, what in (("votes8", "float embedding and head"), ("pure", "pure")):
+            yield f"{what}, the ladder", course(256, 2048, width, "linear", 25), ladder_trials(way, width)
+    runs = read("bench", "auto-rate")["runs"].values()
+    of_code = course(600, 512, 64, "cosine", 30)
+    yield "pure, source code", of_code, {each["asked"]: each["loss"] for each in grid(runs, "source code, pure")}
+    of_topics = course(150, 2048, 96, "linear", 15)
+    found = {each["asked"]: each["loss"] for each in grid(runs, "help topics, float")}
+    yield "float embedding and head, help topics", of_topics, found
+
+
+def ladder_trials(way: str, width: int) -> dict[float, float]:
+    """Loss by rate of votes, of the ladder's trials that share the rate of float parts with two others or more."""
+    found = [
+        each for name, each in read("bench", "ladder")["trials"].items() if name.startswith(f"trial-{way}-{width}-")
+    ]
+    ((shared, _),) = Counter(each["floats"] for each in found).most_common(1)
+    return {rate_for(256, each["votes"]): each["loss"] for each in found if each["floats"] == shared}
+
+
+def grid(runs: Iterable[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+    """The runs of a config with a rate that is a number."""
+    return [each for each in runs if each["config"].startswith(config) and each["asked"] != "auto"]
 
 
 def behind(losses: dict[float, float], rate: float) -> float:

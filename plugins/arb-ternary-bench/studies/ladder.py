@@ -186,26 +186,38 @@ def setting_at(width: int, narrow: Setting, wide: Setting) -> Setting:
     return Setting(at(narrow.floats, wide.floats), at(narrow.votes, wide.votes), options)
 
 
+class Source(NamedTuple):
+    """A text, what it is, and its licence."""
+
+    name: str
+    licence: str
+    text: str
+
+
 class Study:
     """The runs in a folder, and the result file that they are written to."""
 
-    def __init__(self, work: Path, out: Path) -> None:
-        self.work, self.out = work, out
-        text = library_source()
+    def __init__(self, work: Path, out: Path, source: Source, steps: int) -> None:
+        self.work, self.out, self.steps = work, out, steps
+        text = source.text
         files = divide_text(text, work)
         self._train = files["train"]
         self._measured = {name: _in_pieces(files[name]) for name in ("choice", "validation")}
         content = text.encode()
         new = {"machine": machine_facts(), "threads": 1, "trials": {}, "finals": {}}
         facts = {
-            "name": "source of Python's standard library", "licence": "PSF", "bytes": len(content),
+            "name": source.name, "licence": source.licence, "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(), "training_bytes": self._train.stat().st_size,
-            "measured_tokens": PIECES * PIECE, "tokens_of_a_run": STEPS * BATCH * BLOCK,
+            "measured_tokens": PIECES * PIECE, "tokens_of_a_run": steps * BATCH * BLOCK,
         }  # fmt: skip
         self.result = read_result(out, new)
-        # Losses on two texts, which the library of another version of Python is, compare nothing.
+        # Losses on two texts, which the same package of another version is, compare nothing.
         if self.result.setdefault("text", facts) != facts:
-            sys.exit(f"{out} holds runs on another text ({self.result['text']['bytes']:,} bytes); give another --out")
+            there = self.result["text"]
+            sys.exit(
+                f"{out} holds runs of {there['tokens_of_a_run']:,} tokens on a text of {there['bytes']:,} bytes, and "
+                f"this asks for {facts['tokens_of_a_run']:,} on {facts['bytes']:,}; give another --out"
+            )
 
     def run(self, name: str, plain: dict[str, Any], measured_on: str, points: int) -> dict[str, Any]:
         """Figures of one run, which takes the loss ``points`` times."""
@@ -273,12 +285,14 @@ class Study:
         found: float = self.result["trials"][name]["loss"]
         return found
 
-    def final(self, way: str, width: int, seed: int, setting: Setting) -> None:
+    def final(self, way: str, width: int, seed: int, setting: Setting, *, compiled: bool = False) -> None:
         """A final run, where it is missing."""
         name = f"{way}-{width}-{seed}"
         if name not in self.result["finals"]:
             points = POINTS if width == WIDE else FEW_POINTS
-            figures = self.run(name, config(way, width, STEPS, setting, seed=seed), "validation", points)
+            plain = config(way, width, self.steps, setting, seed=seed)
+            plain["phases"][0]["compile_model"] = compiled
+            figures = self.run(name, plain, "validation", points)
             facts = {"way": way, "width": width, "seed": seed, **setting._asdict()}
             self.result["finals"][name] = {**facts, **figures}
             self.write()
@@ -325,7 +339,8 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    study = Study(work, arguments.out)
+    source = Source("source of Python's standard library", "PSF", library_source())
+    study = Study(work, arguments.out, source, STEPS)
     study.idle()
     chosen = study.trials()
     for width, seed, ways in FINALS:

@@ -1,0 +1,73 @@
+"""The two largest models of the ladder on four times its tokens, of a larger text: does the distance to float32 fall?
+
+    python plugins/arb-ternary-bench/studies/scale.py --work DIR --out RESULT.json
+
+Votes of 8 bits, float32 and QAT read the same 8,388,608 bytes of the Python source of the torch package (BSD licence,
+46 MB with torch 2.13.0), a quarter of an epoch, with the settings that ``ladder.py`` found and no trial of their own.
+Float32 and QAT are compiled. A run whose result is in ``--out`` is not repeated; every finished run is written at once.
+The width of 640 needs about two hours of a core, the one of 320 one more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from ladder import WAYS, Setting, Source, Study, setting_at
+
+LADDER: Final = Path(__file__).parents[1] / "results" / "ladder.json"
+#: Optimizer steps of a run.
+STEPS: Final = 4096
+#: Ways, in this order, and whether they are compiled: votes are taken in the backend's own kernels, outside a graph.
+COMPILED: Final = {"votes8": False, "float32": True, "qat": True}
+
+
+def torch_source() -> Source:
+    """The Python modules of the torch package, in the order of their paths."""
+    files = sorted(Path(torch.__file__).parent.rglob("*.py"))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return Source(f"Python source of torch {torch.__version__}", "BSD-3-Clause", text)
+
+
+def settings(ladder: dict[str, Any]) -> dict[str, tuple[Setting, Setting]]:
+    """What the ladder's trials chose at their two widths, by way."""
+    return {way: (Setting(**pair[0]), Setting(**pair[1])) for way, pair in ladder["settings"].items()}
+
+
+def table(finals: dict[str, dict[str, Any]]) -> str:
+    """A line a run."""
+    lines = ["| linear weights | way | loss | to float32 | processor, minutes |", "|---:|---|---:|---:|---:|"]
+    for name, run in finals.items():
+        base = finals.get(name.replace(run["way"], "float32"))
+        distance = f"{run['loss'] - base['loss']:+.3f}" if base and base is not run else ""
+        lines.append(
+            f"| {run['linear_weights'] / 1e6:.1f} M | {run['way']} | {run['loss']:.3f} | {distance} "
+            f"| {run['processor_seconds'] / 60:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--widths", default="640,320", help="with commas between (default: %(default)s)")
+    parser.add_argument("--ways", default=",".join(COMPILED), help="with commas between (default: %(default)s)")
+    arguments = parser.parse_args()
+    work: Path = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    chosen = settings(json.loads(LADDER.read_text(encoding="utf-8")))
+    study = Study(work, arguments.out, torch_source(), STEPS)
+    for width in map(int, arguments.widths.split(",")):
+        for way in arguments.ways.split(","):
+            setting = setting_at(width, *chosen[WAYS[way]])
+            study.final(way, width, 0, setting, compiled=COMPILED[way])
+    print(table(study.result["finals"]))
+
+
+if __name__ == "__main__":
+    main()
