@@ -52,10 +52,11 @@ generate: $(VENV)/dev
 	$(BIN)/python tests/surface/surface.py --write
 	$(BIN)/python backends/arb-ternary-triton/tests/lane.py --write
 
-# The demo model against float32 and quantisation-aware training: three seeds each, one table. `make generate` puts it
-# into the pages.
+# The demo model, and the same with float embedding and head, against float32 and quantisation-aware training: three seeds
+# each, one table. `make generate` puts it into the pages.
+DEMOS := demo.yaml float-ends.yaml bitnet.yaml float32.yaml
 bench: $(VENV)/dev
-	$(BIN)/arb bench compare $(addprefix docs/examples/,demo.yaml bitnet.yaml float32.yaml) --out $(RESULTS)/demo.json
+	$(BIN)/arb bench compare $(addprefix docs/examples/,$(DEMOS)) --out $(RESULTS)/demo.json
 
 # What needs a GPU: the tests, then every kernel beside those of torch and of installed peers, and the GPU's own limits.
 # ARB_TERNARY_TRITON_TUNE=1 make gpu measures tile sizes first, which takes longer. The last shapes exceed the cache.

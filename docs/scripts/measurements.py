@@ -43,7 +43,12 @@ ORCHESTRATION = ROOT / "docs" / "explanation" / "orchestration.md"
 DISTRIBUTED = ROOT / "docs" / "explanation" / "distributed.md"
 WHOLE = ROOT / "docs" / "explanation" / "whole-models.md"
 MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
-TITLES = {"demo": "ternary, `scaled_votes`", "bitnet": "QAT, AdamW", "float32": "float32, AdamW"}
+TITLES = {
+    "demo": "ternary, `scaled_votes`",
+    "float-ends": "ternary; embedding and head float",
+    "bitnet": "QAT, AdamW",
+    "float32": "float32, AdamW",
+}
 
 
 def demo_table(figures: dict[str, Any]) -> str:

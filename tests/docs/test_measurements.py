@@ -41,6 +41,15 @@ def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tu
     assert re.search(rf"^  lr: {re.escape(rate)}\b", text, re.MULTILINE)
 
 
+def test_the_demo_with_float_ends_is_run_with_the_two_rates_that_tuning_chose() -> None:
+    tuning = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text())
+    losses: dict[str, float] = tuning["losses"]["float-ends.yaml"]
+    schedule, votes, _, floats = min(losses, key=losses.__getitem__).split()
+    example = yaml.safe_load((ROOT / "docs" / "examples" / "float-ends.yaml").read_text())
+    assert example["phases"][0]["lr_schedule"] == schedule
+    assert (example["optimizer"]["ternary"]["lr"], example["optimizer"]["float"]["lr"]) == (float(votes), float(floats))
+
+
 @pytest.mark.parametrize(
     ("method", "config"), [("pure", "digits"), ("qat", "digits-bitnet"), ("float32", "digits-float32")]
 )

@@ -58,7 +58,7 @@ TIMED_STEPS: Final = 30
 COMPILING: Final = 6
 #: Whose speed is measured, and what is compiled for it, too.
 TIMED: Final = ("votes8", "pure", "qat", "float32", "bfloat16")
-COMPILED: Final = ("float32", "bfloat16")
+COMPILED: Final = ("qat", "float32", "bfloat16")
 #: Points of a loss curve, at that width and at the others.
 POINTS: Final = 8
 FEW_POINTS: Final = 2
