@@ -232,6 +232,11 @@ def ladder_times(result: dict[str, Any]) -> str:
     return str(study("arb-ternary-bench/studies/ladder_figures.py").times(result))
 
 
+def ladder_scale(result: dict[str, Any]) -> str:
+    """What the largest sizes lose to float32 in longer runs."""
+    return str(study("arb-ternary-bench/studies/ladder_figures.py").scale(result))
+
+
 def generate_table(result: dict[str, Any]) -> str:
     """The table of ``arb bench generate``."""
     return generate_markdown(result).strip()
@@ -248,6 +253,7 @@ TABLES = (
     ("ladder-budgets", "ladder.json", ladder_budgets, (QUALITY,)),
     ("ladder-distances", "ladder.json", ladder_distances, (QUALITY,)),
     ("ladder-times", "ladder.json", ladder_times, (QUALITY,)),
+    ("scale", "scale.json", ladder_scale, (QUALITY,)),
     ("gradient-quality", "gradient-quality.json", draws_table, (DRAWS,)),
     ("progressive-losses", "progressive.json", growth_table, (GROWTH,)),
     ("progressive-costs", "progressive.json", growth_costs, (GROWTH,)),

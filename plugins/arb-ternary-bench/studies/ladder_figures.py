@@ -43,7 +43,7 @@ def points(result: Mapping[str, Any]) -> list[Point]:
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for run in result["finals"].values():
         groups.setdefault((run["way"], run["width"]), []).append(run)
-    weights = {width: runs[0]["linear_weights"] for (way, width), runs in groups.items() if way == "votes8"}
+    weights = {width: runs[0]["linear_weights"] for (_, width), runs in groups.items()}
     found = []
     for (way, width), runs in sorted(groups.items(), key=lambda item: item[0][1]):
         losses = [run["loss"] for run in runs]
@@ -234,6 +234,44 @@ def times(result: Mapping[str, Any]) -> str:
             second = f"{speeds[f'{way}-compiled']:,.0f}" if f"{way}-compiled" in speeds else ""
             lines.append(f"| {way} | {speeds[way]:,.0f} | {second} | {share} | {found[way][-1][2]:.3f} |")
     return "\n".join(lines)
+
+
+def scale(result: Mapping[str, Any]) -> str:
+    """A line a run of ``scale.py``: loss, and that of float32 at the same width taken off."""
+    lines = ["| linear weights | way | validation loss | to float32 | state and gradients, MB | processor, minutes |"]
+    lines.append("|---:|---|---:|---:|---:|---:|")
+    found = {(each["width"], each["way"]): each for each in points(result)}
+    for width in sorted({width for width, _ in found}):
+        base = found.get((width, "float32"))
+        for each in (found[width, way] for way in STYLES if (width, way) in found):
+            distance = f"{each['loss'] - base['loss']:+.3f}" if base and base is not each else ""
+            cells = [_millions(each), each["way"], _mean(each["losses"]), distance, f"{each['kept'] / 1e6:.1f}"]
+            lines.append(f"| {' | '.join(cells)} | {each['processor'] / 60:.0f} |")
+    return "\n".join(lines)
+
+
+def draw_tokens(result: Mapping[str, Any], path: Path) -> None:
+    """Loss over tokens at the largest width, one seed of each way."""
+    width = max(run["width"] for run in result["finals"].values())
+    runs = {run["way"]: run for run in result["finals"].values() if (run["width"], run["seed"]) == (width, 0)}
+    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
+    for way in (each for each in STYLES if each in runs):
+        label, colour, marker = STYLES[way]
+        tokens, losses = zip(*runs[way]["curve"], strict=True)
+        axes.plot(
+            [each / 1e6 for each in tokens], losses, color=colour, marker=marker, markersize=5,
+            linewidth=2.2 if way in VOTES else 1.3, linestyle="-" if way in VOTES else (0, (5, 2)),
+            label=f"{losses[-1]:.3f}  {label}",
+        )  # fmt: skip
+    axes.set_xlabel("million tokens")
+    axes.set_ylabel("validation loss, nats a byte")
+    axes.set_title(f"{runs['float32']['linear_weights'] / 1e6:.1f} million linear weights, one seed", fontsize=11)
+    axes.legend(frameon=False, title="loss at the end", alignment="left", fontsize=9, title_fontsize=9)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def main() -> None:

@@ -15,13 +15,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib as mpl
 import torch
-from ladder import WAYS, WIDE, Setting, Source, Study, setting_at
-from ladder_figures import STYLES
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from ladder import WAYS, Setting, Source, Study, setting_at
+from ladder_figures import draw_tokens, scale
 
 LADDER: Final = Path(__file__).parents[1] / "results" / "ladder.json"
 #: Optimizer steps of a run.
@@ -42,42 +38,6 @@ def settings(ladder: dict[str, Any]) -> dict[str, tuple[Setting, Setting]]:
     return {way: (Setting(**pair[0]), Setting(**pair[1])) for way, pair in ladder["settings"].items()}
 
 
-def table(finals: dict[str, dict[str, Any]]) -> str:
-    """A line a run."""
-    lines = ["| linear weights | way | loss | to float32 | processor, minutes |", "|---:|---|---:|---:|---:|"]
-    for name, run in finals.items():
-        base = finals.get(name.replace(run["way"], "float32"))
-        distance = f"{run['loss'] - base['loss']:+.3f}" if base and base is not run else ""
-        lines.append(
-            f"| {run['linear_weights'] / 1e6:.1f} M | {run['way']} | {run['loss']:.3f} | {distance} "
-            f"| {run['processor_seconds'] / 60:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-def draw(finals: dict[str, dict[str, Any]], path: Path) -> None:
-    """Loss over tokens at the width that has a curve."""
-    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
-    for way in COMPILED:
-        run = finals[f"{way}-{WIDE}-0"]
-        label, colour, marker = STYLES[way]
-        tokens, losses = zip(*run["curve"], strict=True)
-        axes.plot(
-            [each / 1e6 for each in tokens], losses, color=colour, marker=marker, markersize=5,
-            linewidth=2.2 if way == "votes8" else 1.3, linestyle="-" if way == "votes8" else (0, (5, 2)),
-            label=f"{losses[-1]:.3f}  {label}",
-        )  # fmt: skip
-    axes.set_xlabel("million tokens")
-    axes.set_ylabel("validation loss, nats a byte")
-    axes.set_title(f"{run['linear_weights'] / 1e6:.1f} million linear weights, one seed", fontsize=11)
-    axes.legend(frameon=False, title="loss at the end", alignment="left", fontsize=9, title_fontsize=9)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def main() -> None:
     """Run what is missing, draw the figure that is asked for, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,8 +56,8 @@ def main() -> None:
             setting = setting_at(width, *chosen[WAYS[way]])
             study.final(way, width, 0, setting, compiled=COMPILED[way])
     if arguments.figure is not None:
-        draw(study.result["finals"], arguments.figure)
-    print(table(study.result["finals"]))
+        draw_tokens(study.result, arguments.figure)
+    print(scale(study.result))
 
 
 if __name__ == "__main__":
