@@ -23,9 +23,10 @@ __all__ = [
     "sign_votes_32",
 ]
 
-#: Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps.
-_VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.1)
-_FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 6e-3)
+#: Rates of scaled votes, and learning rates of the float parts beside them, for 2,560 steps. With the width the latter
+#: fall sooner than the former: the last pair is for wider models.
+_VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.09)
+_FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 2.2e-3)
 
 #: Learning rates of the float parts beside sign votes, and schedules, in every combination.
 _RATES: Final = (4e-3, 8e-3)
