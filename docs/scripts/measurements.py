@@ -212,29 +212,9 @@ def layer_calls_table(result: dict[str, Any]) -> str:
     return str(study("arb-ternary-bench/studies/layer_calls.py").table(result))
 
 
-def ladder_runs(result: dict[str, Any]) -> str:
-    """Every way at every size, at equal tokens."""
-    return str(study("arb-ternary-bench/studies/ladder_figures.py").table(result))
-
-
-def ladder_budgets(result: dict[str, Any]) -> str:
-    """The best votes in no more bytes than other ways take."""
-    return str(study("arb-ternary-bench/studies/ladder_figures.py").budgets(result))
-
-
-def ladder_distances(result: dict[str, Any]) -> str:
-    """What every way loses to float32, by size."""
-    return str(study("arb-ternary-bench/studies/ladder_figures.py").distances(result))
-
-
-def ladder_times(result: dict[str, Any]) -> str:
-    """How long ways take to a loss at the largest size."""
-    return str(study("arb-ternary-bench/studies/ladder_figures.py").times(result))
-
-
-def ladder_scale(result: dict[str, Any]) -> str:
-    """What the largest sizes lose to float32 in longer runs."""
-    return str(study("arb-ternary-bench/studies/ladder_figures.py").scale(result))
+def ladder(part: str) -> Callable[[dict[str, Any]], str]:
+    """A table of the ladder of widths, by the name of the function that makes it."""
+    return lambda result: str(getattr(study("arb-ternary-bench/studies/ladder_figures.py"), part)(result))
 
 
 def generate_table(result: dict[str, Any]) -> str:
@@ -249,11 +229,11 @@ TABLES = (
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
-    ("ladder", "ladder.json", ladder_runs, (QUALITY,)),
-    ("ladder-budgets", "ladder.json", ladder_budgets, (QUALITY,)),
-    ("ladder-distances", "ladder.json", ladder_distances, (QUALITY,)),
-    ("ladder-times", "ladder.json", ladder_times, (QUALITY,)),
-    ("scale", "scale.json", ladder_scale, (QUALITY,)),
+    ("ladder", "ladder.json", ladder("table"), (QUALITY,)),
+    ("ladder-budgets", "ladder.json", ladder("budgets"), (QUALITY,)),
+    ("ladder-distances", "ladder.json", ladder("distances"), (QUALITY,)),
+    ("ladder-times", "ladder.json", ladder("times"), (QUALITY,)),
+    ("scale", "scale.json", ladder("scale"), (QUALITY,)),
     ("gradient-quality", "gradient-quality.json", draws_table, (DRAWS,)),
     ("progressive-losses", "progressive.json", growth_table, (GROWTH,)),
     ("progressive-costs", "progressive.json", growth_costs, (GROWTH,)),

@@ -13,14 +13,13 @@ import argparse
 import json
 import statistics
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any, Final
 
 from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_bench.result_file import read_result, write_result
-from arb_ternary_bench.texts import divide_text, help_topics
+from arb_ternary_bench.texts import divide_text, help_topics, library_source
 
 BASE: Final = Path(__file__).with_name("pure_start.yaml")
 #: Bytes of a text that is made here, at most.
@@ -113,8 +112,7 @@ def data_of(text: str, folder: Path) -> dict[str, Any]:
     """The section ``data`` of a config: a text to train on, and a part of it to measure on."""
     if text == "shakespeare":
         return {"name": text, "tokenizer": "bytes", "tuning": True}
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    content = help_topics() if text == "topics" else "\n".join(file.read_text(encoding="utf-8") for file in files)
+    content = help_topics() if text == "topics" else library_source()
     parts = divide_text(content[:LONGEST], folder, f"{text}-")
     return {"name": "text", "tokenizer": "bytes", "path": str(parts["train"]), "validation": str(parts["choice"])}
 

@@ -74,11 +74,9 @@ def tuned() -> Iterator[Tuned]:
         for way, what in (("votes8", "float embedding and head"), ("pure", "pure")):
             yield f"{what}, the ladder", course(256, 2048, width, "linear", 25), ladder_trials(way, width)
     runs = read("bench", "auto-rate")["runs"].values()
-    of_code = course(600, 512, 64, "cosine", 30)
-    yield "pure, source code", of_code, {each["asked"]: each["loss"] for each in grid(runs, "source code, pure")}
+    yield "pure, source code", course(600, 512, 64, "cosine", 30), grid(runs, "source code, pure")
     of_topics = course(150, 2048, 96, "linear", 15)
-    found = {each["asked"]: each["loss"] for each in grid(runs, "help topics, float")}
-    yield "float embedding and head, help topics", of_topics, found
+    yield "float embedding and head, help topics", of_topics, grid(runs, "help topics, float")
 
 
 def ladder_trials(way: str, width: int) -> dict[float, float]:
@@ -90,9 +88,10 @@ def ladder_trials(way: str, width: int) -> dict[float, float]:
     return {rate_for(256, each["votes"]): each["loss"] for each in found if each["floats"] == shared}
 
 
-def grid(runs: Iterable[dict[str, Any]], config: str) -> list[dict[str, Any]]:
-    """The runs of a config with a rate that is a number."""
-    return [each for each in runs if each["config"].startswith(config) and each["asked"] != "auto"]
+def grid(runs: Iterable[dict[str, Any]], config: str) -> dict[float, float]:
+    """Loss by rate, of the runs of a config with a rate that is a number."""
+    found = (each for each in runs if each["config"].startswith(config) and each["asked"] != "auto")
+    return {each["asked"]: each["loss"] for each in found}
 
 
 def behind(losses: dict[float, float], rate: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 #: Name in words, colour (Okabe and Ito, 2008) and marker of a way, in the order of the legend.
@@ -103,17 +105,13 @@ def draw_memory(result: Mapping[str, Any], path: Path) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8) if axes is panels[1] else (1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("validation loss, nats a byte")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     sizes = ", ".join(f"{weights / 1e6:.1f}" for weights in sorted({each["weights"] for each in found}))
     tokens = result["text"]["tokens_of_a_run"]
     figure.suptitle(f"Equal tokens ({tokens:,}), {sizes} million linear weights from left to right", fontsize=11)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    finish(figure, panels, path)
 
 
 def _across(mine: Sequence[Point]) -> tuple[list[float], list[float]]:
@@ -151,26 +149,57 @@ def draw_time(result: Mapping[str, Any], path: Path) -> None:
     """Loss over seconds of training at the largest width."""
     width = max(run["width"] for run in result["finals"].values())
     found = curves(result, width)
-    weights = next(each["weights"] for each in points(result) if each["width"] == width)
-    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
-    for way, (label, colour, marker) in STYLES.items():
-        if way in found:
-            _, seconds, losses = zip(*found[way], strict=True)
-            axes.plot(
-                seconds, losses, color=colour, marker=marker, markersize=5, linewidth=2.2 if way in VOTES else 1.3,
-                linestyle="-" if way in VOTES else (0, (5, 2)), label=f"{losses[-1]:.3f}  {label}",
-            )  # fmt: skip
+    figure, axes = _draw_curves({way: [each[1:] for each in curve] for way, curve in found.items()})
     target = loss_at(found["float32"], SHARE * result["text"]["tokens_of_a_run"])
     axes.axhline(target, color="#0072B2", linewidth=0.8, linestyle=":")
     axes.annotate(f"float32 after {SHARE:.0%} of its budget", (axes.get_xlim()[0], target), xytext=(6, 3),
                   textcoords="offset points", fontsize=8, color="#0072B2")  # fmt: skip
     axes.set_xlabel("seconds of training, one thread")
+    axes.set_title(f"{_weights(result, width) / 1e6:.1f} million linear weights, equal tokens", fontsize=11)
+    finish(figure, [axes], path)
+
+
+def draw_tokens(result: Mapping[str, Any], path: Path) -> None:
+    """Loss over tokens at the largest width, one seed of each way."""
+    runs = result["finals"].values()
+    width = max(run["width"] for run in runs)
+    series = {
+        run["way"]: [(tokens / 1e6, loss) for tokens, loss in run["curve"]]
+        for run in runs
+        if (run["width"], run["seed"]) == (width, 0)
+    }
+    figure, axes = _draw_curves(series)
+    axes.set_xlabel("million tokens")
+    axes.set_title(f"{_weights(result, width) / 1e6:.1f} million linear weights, one seed", fontsize=11)
+    finish(figure, [axes], path)
+
+
+def _draw_curves(series: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Figure, Axes]:
+    """A figure of losses over something, a line a way, with the last loss of each in the legend."""
+    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
+    for way, (label, colour, marker) in STYLES.items():
+        if way in series:
+            places, losses = zip(*series[way], strict=True)
+            axes.plot(
+                places, losses, color=colour, marker=marker, markersize=5, linewidth=2.2 if way in VOTES else 1.3,
+                linestyle="-" if way in VOTES else (0, (5, 2)), label=f"{losses[-1]:.3f}  {label}",
+            )  # fmt: skip
     axes.set_ylabel("validation loss, nats a byte")
-    axes.set_title(f"{weights / 1e6:.1f} million linear weights, equal tokens", fontsize=11)
     axes.legend(frameon=False, title="loss at the end", alignment="left", fontsize=9, title_fontsize=9)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _weights(result: Mapping[str, Any], width: int) -> int:
+    found: int = next(run["linear_weights"] for run in result["finals"].values() if run["width"] == width)
+    return found
+
+
+def finish(figure: Figure, panels: Iterable[Axes], path: Path) -> None:
+    """Give panels their grid and write the figure."""
+    for axes in panels:
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -248,30 +277,6 @@ def scale(result: Mapping[str, Any]) -> str:
             cells = [_millions(each), each["way"], _mean(each["losses"]), distance, f"{each['kept'] / 1e6:.1f}"]
             lines.append(f"| {' | '.join(cells)} | {each['processor'] / 60:.0f} |")
     return "\n".join(lines)
-
-
-def draw_tokens(result: Mapping[str, Any], path: Path) -> None:
-    """Loss over tokens at the largest width, one seed of each way."""
-    width = max(run["width"] for run in result["finals"].values())
-    runs = {run["way"]: run for run in result["finals"].values() if (run["width"], run["seed"]) == (width, 0)}
-    figure, axes = plt.subplots(figsize=(8.2, 4.8), layout="constrained")
-    for way in (each for each in STYLES if each in runs):
-        label, colour, marker = STYLES[way]
-        tokens, losses = zip(*runs[way]["curve"], strict=True)
-        axes.plot(
-            [each / 1e6 for each in tokens], losses, color=colour, marker=marker, markersize=5,
-            linewidth=2.2 if way in VOTES else 1.3, linestyle="-" if way in VOTES else (0, (5, 2)),
-            label=f"{losses[-1]:.3f}  {label}",
-        )  # fmt: skip
-    axes.set_xlabel("million tokens")
-    axes.set_ylabel("validation loss, nats a byte")
-    axes.set_title(f"{runs['float32']['linear_weights'] / 1e6:.1f} million linear weights, one seed", fontsize=11)
-    axes.legend(frameon=False, title="loss at the end", alignment="left", fontsize=9, title_fontsize=9)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main() -> None:

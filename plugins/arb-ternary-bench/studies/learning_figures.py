@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
 from auto_rate import CONFIGS, FITTED, REFUSED, seeds_of
+from ladder_figures import finish
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -64,7 +66,7 @@ ENDS: Final = {
 }
 
 
-def runs_of(name: str) -> Mapping[str, dict[str, Any]]:
+def runs_of(name: str) -> dict[str, dict[str, Any]]:
     """The runs of a result file."""
     found: dict[str, dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]
     return found
@@ -89,7 +91,7 @@ def draw_start(path: Path) -> None:
         axes.set_xlim(-0.6, len(STARTS) - 0.4)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("validation loss, nats a byte")
-    _finish(figure, panels, path)
+    finish(figure, panels, path)
 
 
 def draw_shapes(path: Path) -> None:
@@ -103,7 +105,7 @@ def draw_shapes(path: Path) -> None:
     axes.set_yticks(range(len(losses)), list(SHAPES.values()))
     axes.invert_yaxis()
     axes.set_xlabel("loss, nats a byte, one seed; grey: what two runs of one setting differ by")
-    _finish(figure, [axes], path)
+    finish(figure, [axes], path)
 
 
 def draw_ends(path: Path) -> None:
@@ -122,7 +124,7 @@ def draw_ends(path: Path) -> None:
         axes.set_xlabel("twelfth of the tokens")
         axes.legend(frameon=False, fontsize=8)
     panels[0].set_ylabel("training loss less that of QAT, nats")
-    _finish(figure, panels, path)
+    finish(figure, panels, path)
 
 
 def _twelfths(runs: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -132,7 +134,7 @@ def _twelfths(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def draw_rates(path: Path) -> None:
     """Loss over the rate of votes on the configs that the rule was not made from, and the rule's rate."""
-    runs = dict(runs_of("auto-rate"))
+    runs = runs_of("auto-rate")
     names = [name for name in CONFIGS if name not in FITTED | REFUSED]
     figure, panels = plt.subplots(1, len(names), figsize=(11.4, 3.8), layout="constrained")
     for axes, name in zip(panels, names, strict=True):
@@ -146,21 +148,10 @@ def draw_rates(path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xticks(CONFIGS[name][-1], [f"{rate:g}" for rate in CONFIGS[name][-1]])
         axes.minorticks_off()
-        first, _, last = name.rpartition(", ")
-        text, _, rest = first.partition(", ")
-        axes.set_title(f"{text}, {rest.rpartition(', ')[0]},\n{rest.rpartition(', ')[2]}, {last}", fontsize=9)
+        axes.set_title(textwrap.fill(name, 45), fontsize=9)
         axes.set_xlabel("rate of votes")
     panels[0].set_ylabel(f"loss, nats a byte; small: {len(seeds)} seeds; star: auto")
-    _finish(figure, panels, path)
-
-
-def _finish(figure: Any, panels: Iterable[Any], path: Path) -> None:
-    for axes in panels:
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    finish(figure, panels, path)
 
 
 def main() -> None:

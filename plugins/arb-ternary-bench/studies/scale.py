@@ -19,7 +19,11 @@ import torch
 from ladder import WAYS, Setting, Source, Study, setting_at
 from ladder_figures import draw_tokens, scale
 
+from arb_ternary_bench.texts import python_source
+
 LADDER: Final = Path(__file__).parents[1] / "results" / "ladder.json"
+#: Widths, the larger first.
+WIDTHS: Final = (640, 320)
 #: Optimizer steps of a run.
 STEPS: Final = 4096
 #: Ways, in this order, and whether they are compiled: votes are taken in the backend's own kernels, outside a graph.
@@ -28,8 +32,7 @@ COMPILED: Final = {"votes8": False, "float32": True, "qat": True}
 
 def torch_source() -> Source:
     """The Python modules of the torch package, in the order of their paths."""
-    files = sorted(Path(torch.__file__).parent.rglob("*.py"))
-    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    text = python_source(Path(torch.__file__).parent, "**/*.py")
     return Source(f"Python source of torch {torch.__version__}", "BSD-3-Clause", text)
 
 
@@ -43,16 +46,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--widths", default="640,320", help="with commas between (default: %(default)s)")
-    parser.add_argument("--ways", default=",".join(COMPILED), help="with commas between (default: %(default)s)")
-    parser.add_argument("--figure", type=Path, help="PNG of the curves at width 640")
+    parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, default=WIDTHS, help="of the models (all)")
+    parser.add_argument("--ways", nargs="+", choices=COMPILED, default=tuple(COMPILED), help="of training (all)")
+    parser.add_argument("--figure", type=Path, help="PNG of the curves at the largest width")
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     chosen = settings(json.loads(LADDER.read_text(encoding="utf-8")))
     study = Study(work, arguments.out, torch_source(), STEPS)
-    for width in map(int, arguments.widths.split(",")):
-        for way in arguments.ways.split(","):
+    for width in arguments.widths:
+        for way in arguments.ways:
             setting = setting_at(width, *chosen[WAYS[way]])
             study.final(way, width, 0, setting, compiled=COMPILED[way])
     if arguments.figure is not None:

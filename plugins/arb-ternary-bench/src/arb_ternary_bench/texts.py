@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-__all__ = ["divide_text", "help_topics", "library_source"]
+__all__ = ["divide_text", "help_topics", "library_source", "python_source"]
 
 
 def help_topics() -> str:
@@ -24,8 +24,12 @@ def library_source(longest: int | None = None, folder: Path | None = None) -> st
         longest: characters of it, at most; None = all.
         folder: where the modules lie; None = where this Python has them.
     """
-    files = sorted((folder or Path(sysconfig.get_path("stdlib"))).glob("*.py"))
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)[:longest]
+    return python_source(folder or Path(sysconfig.get_path("stdlib")), "*.py")[:longest]
+
+
+def python_source(folder: Path, pattern: str) -> str:
+    """The modules of a folder whose paths match a pattern of ``Path.glob``, in the order of their paths."""
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob(pattern)))
 
 
 def divide_text(text: str, folder: Path, prefix: str = "") -> dict[str, Path]:
