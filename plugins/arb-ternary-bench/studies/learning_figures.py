@@ -57,10 +57,11 @@ ENDS: Final = {
     ),
     "small": (
         "4 bits, 1.1 M weights, three seeds",
-        "qat_0.008",
+        "qat_0.0056_decay_0.01",
         {
-            "4_bits_rate_0.19": ("the recipe", RED),
-            "4_bits_doublings_rate_0.19": ("a batch that grows to eight times", BLUE),
+            "4_bits_rate_0.19": ("32 sequences a step", RED),
+            "4_bits_doublings_rate_0.19": ("doubled three times", BLUE),
+            "4_bits_1_doublings_0.135_0.0054": ("doubled once, lower rates", GREEN),
         },
     ),
 }
@@ -113,9 +114,10 @@ def draw_ends(path: Path) -> None:
     runs = runs_of("run-end").values()
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
     for axes, (size, (title, base, variants)) in zip(panels, ENDS.items(), strict=True):
-        theirs = _twelfths(chosen(runs, size=size, variant=base))
+        rivals = chosen(runs, size=size, variant=base)
+        theirs, seeds = _twelfths(rivals), {run["seed"] for run in rivals}
         for variant, (label, colour) in variants.items():
-            mine = _twelfths(chosen(runs, size=size, variant=variant))
+            mine = _twelfths([run for run in chosen(runs, size=size, variant=variant) if run["seed"] in seeds])
             # The first quarter is the warm-up, where differences are ten times as large.
             apart = [a - b for a, b in zip(mine, theirs, strict=True)][3:]
             axes.plot(range(4, 13), apart, color=colour, marker="o", markersize=4, label=label)

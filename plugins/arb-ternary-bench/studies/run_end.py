@@ -5,8 +5,8 @@
 A decoder with float embedding and head on the built-in text: ``search`` has 0.4 million linear weights and 1.2 million
 tokens, ``small`` the model of ``arb bench quality`` and 2.1 million. ``--measure-on choice`` takes losses on the end of
 the training text, to choose settings by; ``validation`` on text that nothing else reads. A run whose result is in
-``--work`` already is not repeated, and every finished run is written at once. Phase and optimizer that only this study
-has are in ``run_end_parts.py``.
+``--work`` already is not repeated, and every finished run is written at once. Phase, optimizer and backends that only
+this study has are in ``run_end_parts.py`` and ``run_end_orthogonal.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from arb_ternary_train.growing_batches import batches_in
 
 BASE: Final = Path(__file__).with_name("run_end.yaml")
 BRANCH_LOSSES: Final = ("validation_loss", "stream_loss", "training_loss", "turned")
-PARTS: Final = BASE.with_name("run_end_parts.py")
+PARTS: Final = (BASE.with_name("run_end_parts.py"), BASE.with_name("run_end_orthogonal.py"))
 
 
 @frozen(kw_only=True)
@@ -71,6 +71,7 @@ class Variant:
         branches: ends of the run that are taken from the state after ``course``, by name: parts as in ``course``, and
             options that the votes have from there on.
         warmup: instead of the size's.
+        backend: that computes.
     """
 
     optimizer: Mapping[str, Any]
@@ -82,6 +83,7 @@ class Variant:
     course: Course = ()
     branches: Mapping[str, tuple[Course, Mapping[str, Any]]] = {}
     warmup: int | None = None
+    backend: str = "auto"
 
 
 def votes(rate: float, float_rate: float, name: str = "scaled_votes", **options: Any) -> dict[str, Any]:
@@ -90,10 +92,10 @@ def votes(rate: float, float_rate: float, name: str = "scaled_votes", **options:
     return {"name": "split", "ternary": ternary, "float": {"name": "adamw", "lr": float_rate, "weight_decay": 0.0}}
 
 
-def qat(rate: float, **other: Any) -> Variant:
+def qat(rate: float, decay: float = 0.01, **other: Any) -> Variant:
     """Quantisation-aware training with this rate."""
     model = {"name": "bitnet", "float_parts": ["embedding", "head", "linears"]}
-    return Variant(optimizer={"name": "bitnet_adamw", "lr": rate, "weight_decay": 0.01}, model=model, **other)
+    return Variant(optimizer={"name": "bitnet_adamw", "lr": rate, "weight_decay": decay}, model=model, **other)
 
 
 #: Twice the batch from the middle of the tokens on, and a rate that is there sqrt(2) times the line.
@@ -107,6 +109,10 @@ QUARTERS: Final = (0.534, 0.8, 0.934)
 #: Shares of a cell beyond which trits are turned at the end of the branch ``line``.
 TURNED: Final = (0.95, 0.9, 0.8, 0.65, 0.5)
 FOUR: Final[Mapping[str, Any]] = {"vote_bits": 4}
+#: A growing batch with fewer doublings: equal tokens at each size, as shares of the steps. None begin with two.
+DOUBLINGS: Final[dict[int, tuple[float, ...]]] = {0: (), 1: (0.667,), 2: (0.572, 0.858)}
+#: Rates of four bits moved apart: those of votes, and those of the float parts beside them.
+APART: Final = ((0.19, 0.0038), (0.19, 0.0054), (0.135, 0.0054), (0.27, 0.0054))
 #: Ends of a run with a line as its schedule, after three quarters and after a half.
 LATE: Final = ((0.25, 1, 0.2875, 0.05),)
 HALF: Final = ((0.5, 1, 0.525, 0.05),)
@@ -114,6 +120,15 @@ HALF: Final = ((0.5, 1, 0.525, 0.05),)
 VARIANTS: Final[dict[str, Variant]] = {
     **{f"votes_{rate}": Variant(optimizer=votes(rate, 0.006)) for rate in (0.1, 0.15)},
     **{f"qat_{rate}": qat(rate) for rate in (0.006, 0.008)},
+    **{
+        f"{backend}_{rate}": Variant(optimizer=votes(rate, 0.006), backend=backend)
+        for backend, rate in (
+            ("half_orthogonal", 0.15),
+            ("half_orthogonal", 0.1),
+            ("orthogonal", 0.1),
+            ("orthogonal", 0.07),
+        )
+    },
     "growing": Variant(optimizer=votes(0.15, 0.006), course=DOUBLED),
     "tail_below_0.8": Variant(optimizer=votes(0.15, 0.006, "end_votes", tail_below=0.8)),
     "4_bits": Variant(optimizer=votes(0.17, 0.0068, carry=False), model=FOUR, times=2, warmup=60),
@@ -148,6 +163,17 @@ VARIANTS: Final[dict[str, Variant]] = {
     "cooldown": Variant(optimizer=votes(0.1, 0.006), course=((0.8, 1, 1.0, 1.0), (0.2, 1, 1.0, 0.05))),
     "4_bits_cooldown": Variant(optimizer=votes(0.136, 0.00544, carry=False), model=FOUR, course=COOLED),
     "4_bits_rate_0.19": Variant(optimizer=votes(0.19, 0.0076, carry=False), model=FOUR, times=2),
+    **{
+        f"4_bits_{count}_doublings_{rate}_{float_rate}": Variant(
+            optimizer=votes(rate, float_rate, carry=False), model=FOUR, doublings=ends, times=1 if ends else 2
+        )
+        for count, ends in DOUBLINGS.items()
+        for rate, float_rate in APART
+    },
+    **{
+        f"qat_{rate}_decay_{decay}": qat(rate, decay)
+        for rate, decay in ((0.004, 0.01), (0.0056, 0.01), (0.0113, 0.01), (0.008, 0.1))
+    },
     "4_bits_doublings_rate_0.19": Variant(optimizer=votes(0.19, 0.0076, carry=False), model=FOUR, doublings=QUARTERS),
 }
 
@@ -179,7 +205,13 @@ def overrides(size: Size, variant: Variant, seed: int, *, tuning: bool) -> list[
     ternary = {} if variant.model.get("name") == "bitnet" else {"group_size": "row", "scale_rule": "frozen"}
     common = {"name": "decoder", "layers": 3, "activation": "swiglu", "query_key_norm": True, "max_length": 128}
     model = size.model(**common, float_parts=["embedding", "head"], **ternary) | dict(variant.model)
-    sections = {"model": model, "optimizer": variant.optimizer, "phases": [phase], "plugins": [str(PARTS)]}
+    sections = {
+        "model": model,
+        "optimizer": variant.optimizer,
+        "phases": [phase],
+        "plugins": [str(each) for each in PARTS],
+        "backend": variant.backend,
+    }
     return [
         f"seed={seed}",
         "threads=1",
