@@ -109,7 +109,8 @@ QUARTERS: Final = (0.534, 0.8, 0.934)
 #: Shares of a cell beyond which trits are turned at the end of the branch ``line``.
 TURNED: Final = (0.95, 0.9, 0.8, 0.65, 0.5)
 FOUR: Final[Mapping[str, Any]] = {"vote_bits": 4}
-#: A growing batch with fewer doublings: equal tokens at each size, as shares of the steps. None begin with two.
+#: A growing batch with fewer doublings: equal tokens at each size, as shares of the steps.
+#: Runs without any have twice the batch throughout.
 DOUBLINGS: Final[dict[int, tuple[float, ...]]] = {0: (), 1: (0.667,), 2: (0.572, 0.858)}
 #: Rates of four bits moved apart: those of votes, and those of the float parts beside them.
 APART: Final = ((0.19, 0.0038), (0.19, 0.0054), (0.135, 0.0054), (0.27, 0.0054))

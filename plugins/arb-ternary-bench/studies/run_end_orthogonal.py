@@ -7,25 +7,25 @@ it is kept, so that the state of a run is what it was. The kernels are those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
 from arb_ternary import hookimpl
-from arb_ternary.backends.protocol import FUSED_VOTES
-from arb_ternary.backends.select import get_backend
+from arb_ternary.backends.protocol import FUSED_VOTES, KernelBackend
 from arb_ternary.backends.vote_state import VoteState
 from arb_ternary.specs import BackendSpec
+from arb_ternary_cpu.backend import CpuBackend, build
+from arb_ternary_cpu.isa import chosen_isa
 
 ARB_API_VERSION = (1, 0)
 
 #: The odd polynomial that drives singular values in (0, 1] towards 1, and how often Muon applies it.
 POLYNOMIAL: Final = (3.4445, -4.7750, 2.0315)
 ROUNDS: Final = 5
-#: Below any gradient that is not zero.
+#: What a gradient of zeros is divided by.
 TINY: Final = 1e-20
 
 
@@ -48,46 +48,30 @@ def even(matrix: Tensor) -> Tensor:
     return result
 
 
-@frozen
-class OrthogonalBackend:
-    """The backend ``cpu`` whose scaled votes are those of gradients that are orthogonalised by a share."""
+def orthogonal(name: str, share: float) -> KernelBackend:
+    """The backend ``cpu``, whose scaled votes are those of gradients of which a share is orthogonalised."""
+    cpu = build()
+    plain = cpu.kernels["cast_scaled_votes"]
 
-    name: str
-    share: float
-    capabilities: frozenset[str] = frozenset()
-    kernels: dict[str, Callable[..., Any]] = field(factory=dict, repr=False)
+    def cast(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
+        if scale is not None:
+            raise ValueError("gradients in int8 are not orthogonalised: take gradients 'float'")
+        gradient = grad.float().T @ x.float()
+        mixed = share * even(orthogonalised(gradient)) + (1.0 - share) * even(gradient)
+        plain(torch.eye(mixed.shape[0]), mixed.contiguous(), None, state)
 
-    @classmethod
-    def of(cls, name: str, share: float) -> OrthogonalBackend:
-        """With everything else as in ``cpu``."""
-        cpu = get_backend("cpu")
-        plain: Callable[..., Any] = cpu.kernels["cast_scaled_votes"]
-
-        def cast(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> None:
-            if scale is not None:
-                raise ValueError("gradients in int8 are not orthogonalised: take gradients 'float'")
-            gradient = grad.float().T @ x.float()
-            mixed = share * even(orthogonalised(gradient)) + (1.0 - share) * even(gradient)
-            plain(torch.eye(mixed.shape[0]), mixed.contiguous(), None, state)
-
-        return cls(name, share, cpu.capabilities - {FUSED_VOTES}, {**cpu.kernels, "cast_scaled_votes": cast})
+    kernels = {**cpu.kernels, "cast_scaled_votes": cast}
+    return CpuBackend(chosen_isa(), name=name, capabilities=cpu.capabilities - {FUSED_VOTES}, kernels=kernels)
 
 
-def build_whole() -> OrthogonalBackend:
+def build_whole() -> KernelBackend:
     """Votes of the orthogonalised gradient."""
-    return OrthogonalBackend.of("orthogonal", 1.0)
+    return orthogonal("orthogonal", 1.0)
 
 
-def build_half() -> OrthogonalBackend:
+def build_half() -> KernelBackend:
     """Votes of half the gradient and half what it is orthogonalised."""
-    return OrthogonalBackend.of("half_orthogonal", 0.5)
-
-
-def probe(device: str) -> Any:
-    """Whether the backend ``cpu`` can be used."""
-    from arb_ternary_cpu.probe import probe as of_cpu
-
-    return of_cpu(device)
+    return orthogonal("half_orthogonal", 0.5)
 
 
 @hookimpl
@@ -96,7 +80,7 @@ def arb_register_backends() -> Sequence[BackendSpec]:
         BackendSpec(
             name=name,
             target=f"run_end_orthogonal:{factory.__name__}",
-            probe="run_end_orthogonal:probe",
+            probe="arb_ternary_cpu.probe:probe",
             priority=-20,
             summary="votes of orthogonalised gradients",
         )
