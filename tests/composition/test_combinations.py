@@ -55,6 +55,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.tail",
         "does not go with gradients int8",
     ),
+    "orthogonalised gradients of an exact run": (
+        {"exact": True, "optimizer": {"name": "scaled_votes", "orthogonal": True}},
+        "optimizer.orthogonal",
+        "true does not go with exact: true",
+    ),
     "votes of the tail of three levels": (
         {"optimizer": {"name": "scaled_votes", "tail": True, "vote_levels": 3}},
         "optimizer.tail",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from arb_ternary import TernaryEmbedding, TernaryLinear, TernaryRMSNorm
 from arb_ternary.backends import ops
 from arb_ternary.backends.registration import Op
 from arb_ternary.backends.select import candidates, current_backend, use_backend
-from arb_ternary.backends.vote_state import VoteLimits
+from arb_ternary.backends.vote_state import VoteLimits, VoteState
 from arb_ternary.counters.hashing import MICRO
 from arb_ternary.ternary.models import ternary_modules
 from arb_ternary.ternary.module import TernaryModule
@@ -217,6 +219,30 @@ def test_backward_casts_exactly_the_sign_of_the_dense_gradient() -> None:
     score = (dense.grad.sign() * layer.trits()).sum(dim=1, keepdim=True)
     assert torch.equal(layer.exponent_votes, -score.sign().to(torch.int8))
     torch.testing.assert_close(layer.gradient_square_sum(), dense.grad.square().sum(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_votes_are_cast_of_what_a_rules_transform_makes_of_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    def only_first_row(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) -> tuple[Any, ...]:
+        state.stats[0] += 5  # of the module itself, while the cast counts elsewhere
+        kept = torch.zeros_like(grad)
+        kept[:, 0] = -grad[:, 0]
+        return kept, x, scale, state._replace(stats=torch.zeros_like(state.stats))
+
+    monkeypatch.setitem(sys.modules, "a_rule", cast("ModuleType", SimpleNamespace(transform=only_first_row)))
+    torch._dynamo.reset()
+    layer = TernaryLinear(12, 7, group_size=32, activations="float")
+    layer.transform = "a_rule:transform"
+    x, grad = torch.randn(5, 12), torch.randn(5, 7)
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    run(x).backward(grad)
+    dense = grad.t() @ x
+    assert torch.equal(layer.votes[0], dense[0].sign().to(torch.int8))
+    assert not layer.votes[1:].any()
+    assert layer.stats.tolist() == [5.0] + [0.0] * 19
+    assert int(layer.control[MICRO]) == 1
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])

@@ -23,6 +23,7 @@ from arb_ternary.backends.reference_votes import count_correlation_, group_score
 from arb_ternary.backends.registration import op
 from arb_ternary.backends.vote_state import VoteState, weight_shape
 from arb_ternary.counters.hashing import MICRO, USE_EMBEDDING, USE_GRAD_INPUT, USE_VOTES, hash_words
+from arb_ternary.specs import resolve
 
 ACTIVATION_MODES: Final = ("int8", "float")
 
@@ -89,6 +90,8 @@ def cast_votes(grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState) 
     """
     if grad.shape != (x.shape[0], state.sizes[0]):
         raise ValueError(f"grad must be [M, N], got {tuple(grad.shape)}")
+    if state.transform is not None:
+        grad, x, scale, state = resolve(state.transform)(grad, x, scale, state)
     with _adding(state) as target:
         vote_kernel(target, "cast_votes", "cast_scaled_votes")(grad, x, scale, target)
     state.control[MICRO] += 1

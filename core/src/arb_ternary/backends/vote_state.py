@@ -71,6 +71,8 @@ class VoteState(NamedTuple):
             not. Ops take care of it, kernels do not look at it.
         exponent_sums: int32 ``[N, J]``, likewise; None also where the exponents do not learn.
         first_row: of the whole weight, where the state is that of some of its rows: hashes take its indices.
+        transform: ``module:function`` of a rule that takes the arguments of a linear's cast and gives those of another,
+            ``(grad, x, scale, state) -> (grad, x, scale, state)``; None = votes are cast of the gradient itself.
     """
 
     weight: Tensor
@@ -90,6 +92,7 @@ class VoteState(NamedTuple):
     sums: Tensor | None = None
     exponent_sums: Tensor | None = None
     first_row: int = 0
+    transform: str | None = None
 
     @property
     def shape(self) -> WeightShape:

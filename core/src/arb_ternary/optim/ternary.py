@@ -96,7 +96,8 @@ class TernaryOptimizer(Optimizer):
                 group[name] = value if given.get(name) is None else given[name]
             groups.append(group)
         super().__init__(groups, given)
-        OPTIMIZERS.update((module, ref(self)) for module in modules.values())
+        for module in modules.values():
+            OPTIMIZERS[module], module.transform = ref(self), None  # of an optimizer before
 
     def modules_of(self, group_index: int) -> list[TernaryModule]:
         """The modules of one param group."""

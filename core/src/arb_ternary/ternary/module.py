@@ -290,24 +290,14 @@ class TernaryModule(VoteMemory):
                 f"backend {self.chosen_backend!r} cannot compute on {self.weight.device}",
                 "move the module to a device that it serves, or call set_backend: arb backends list",
             )
-        sums = self.sums
+        sums, learned = self.sums, self.voting_exponents()
+        stats, magnitudes = (self.stats, self.magnitudes) if sums is None else (sums.stats, sums.magnitudes)
         return VoteState(
-            self.weight,
-            self.exponent,
-            self.exponent_origin,
-            self.votes,
-            learned := self.voting_exponents(),
-            self.stats if sums is None else sums.stats,
-            self.control,
-            self.vote_limits,
-            self.magnitudes if sums is None else sums.magnitudes,
-            self.vote_scale,
-            None,
-            None,
-            self.sizes,
-            self.backend,
+            *(self.weight, self.exponent, self.exponent_origin, self.votes, learned, stats, self.control),
+            *(self.vote_limits, magnitudes, self.vote_scale, None, None, self.sizes, self.backend),
             None if sums is None else sums.votes,
             None if sums is None or learned is None else sums.exponent_votes,
+            transform=self.transform,
         )
 
     def apply_votes(self, op: str, *settings: int) -> Tensor:

@@ -79,6 +79,8 @@ class VoteMemory(nn.Module):
     kept_votes: dict[str, Tensor] | None = None
     #: Where votes are summed over the micro-batches of a step; None: they go straight into the accumulators.
     sums: StepSums | None = None
+    #: What an optimizer has gradients go through before votes are cast of them: ``VoteState.transform``.
+    transform: str | None = None
     #: Called when backward reaches a use of the module; None: nobody watches.
     on_backward: Callable[[], None] | None = None
     #: Who keeps the accumulators; None: the module keeps them all.

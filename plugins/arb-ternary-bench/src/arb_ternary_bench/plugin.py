@@ -50,6 +50,11 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
             summary="the default rule in integers alone: int8 gradients, votes by shifts",
         ),
         RecipeSpec(
+            name="scaled_votes_orthogonal",
+            target="arb_ternary_bench.quality.recipes:scaled_votes_orthogonal",
+            summary="the default rule, its gradients orthogonalised by half",
+        ),
+        RecipeSpec(
             name="scaled_votes_4bit",
             target="arb_ternary_bench.quality.recipes:scaled_votes_4bit",
             summary="the default rule with 4-bit accumulators",

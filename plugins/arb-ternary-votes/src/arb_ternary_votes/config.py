@@ -106,6 +106,12 @@ class ScaledVotesConfig:
         "the first votes on and not when a cell has filled.",
         validator=instance_of(bool),
     )
+    orthogonal: bool = option(
+        False,
+        "Votes of linears are of a gradient of which half is orthogonalised, so that all of its directions count. It "
+        "learns more a token and takes more time a step, the more the wider the layers and the smaller the batch.",
+        validator=instance_of(bool),
+    )
     magnitude_decay: float = option(
         0.98, "Decay of the running gradient magnitudes, per step.", validator=and_(ge(0.0), lt(1.0))
     )
@@ -135,6 +141,12 @@ class ScaledVotesConfig:
                 "vote_levels",
                 f"does not go with {run.optimizer.name}, which puts steps off: votes are summed until a step is taken, "
                 "and those of a micro-batch that it drops could not be told from the others",
+            )
+        if self.orthogonal and run.exact:
+            yield (
+                "orthogonal",
+                "true does not go with exact: true: what is orthogonalised is a float, whose last bits are not the "
+                "same on every machine; leave one of them out",
             )
         if planned is None or "ternary" not in planned.kinds:
             return

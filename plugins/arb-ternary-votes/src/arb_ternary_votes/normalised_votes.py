@@ -16,7 +16,7 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.magnitudes import Magnitudes
 from arb_ternary_votes.sign_votes import effective_threshold
 
-__all__ = ["NormalisedVotes", "casts_integers"]
+__all__ = ["NormalisedVotes", "casts_integers", "has_exact_gradient"]
 
 
 class NormalisedVotes(TernaryOptimizer):
@@ -39,10 +39,13 @@ class NormalisedVotes(TernaryOptimizer):
         ]
         self._places = {module: (i, j) for i, group in enumerate(self._modules) for j, module in enumerate(group)}
         for module in modules.values():
+            module.transform = self.transform if isinstance(module, TernaryLinear) else None
             module.use_scaled_votes(integer=casts_integers(module))
         self._refresh_scales()
 
     votes_by_rows = True
+    #: What gradients of linears go through before votes are cast of them: ``VoteState.transform``.
+    transform: str | None = None
 
     def _tracked(self, module: TernaryModule) -> tuple[dict[str, Any], Magnitudes]:
         """The group of a module, and its running magnitudes."""
@@ -145,5 +148,10 @@ class NormalisedVotes(TernaryOptimizer):
 
 
 def casts_integers(module: TernaryModule) -> bool:
+    """Whether the module's votes are cast of exact integers."""
+    return has_exact_gradient(module) and module.transform is None
+
+
+def has_exact_gradient(module: TernaryModule) -> bool:
     """Whether the gradient of the module's weight is an exact integer."""
     return module.gradients == "int8" and getattr(module, "activations", "int8") == "int8"

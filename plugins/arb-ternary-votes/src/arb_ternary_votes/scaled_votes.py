@@ -28,7 +28,8 @@ from arb_ternary.optim.protocol import Trainable
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
-from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers
+from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers, has_exact_gradient
+from arb_ternary_votes.orthogonal import TRANSFORM
 
 __all__ = ["CELLS", "USE_SPREAD", "ScaledVotes", "ScaledVotesConfig", "build", "spread_votes"]
 
@@ -65,6 +66,8 @@ class ScaledVotes(NormalisedVotes):
         leak: share of an accumulator that decays each step, times the rate.
         leak_every: updates from one decay to the next, which takes as many shares, but no more than all of it.
         spread: whether accumulators that are all 0 begin anywhere in their cells (:func:`spread_votes`).
+        orthogonal: whether votes of linears are of a gradient of which half is orthogonalised
+            (:mod:`arb_ternary_votes.orthogonal`); they are then cast by factors also where gradients are int8.
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
@@ -87,6 +90,7 @@ class ScaledVotes(NormalisedVotes):
         leak: float = 0.02,
         leak_every: int = 1,
         spread: bool = False,
+        orthogonal: bool = False,
         magnitude_decay: float = 0.98,
         cell: int | None = None,
         exponent_rate: float = 0.05,
@@ -101,6 +105,7 @@ class ScaledVotes(NormalisedVotes):
             leak=leak,
             leak_every=leak_every,
             spread=spread,
+            orthogonal=orthogonal,
             magnitude_decay=magnitude_decay,
             cell=cell,
             exponent_rate=exponent_rate,
@@ -118,13 +123,15 @@ class ScaledVotes(NormalisedVotes):
                     f"{which}: {held} does not fit the {module.shape.vote_bits}-bit accumulators of {name!r}, which "
                     f"hold up to {module.shape.largest_vote}"
                 )
-            if tail and casts_integers(module):
+            if tail and has_exact_gradient(module):
                 raise ValueError(
                     f"tail: true does not fit {name!r}, whose gradients are int8: shifts by whole powers of two cannot "
                     "set how often a vote is cast. Take gradients 'float', or tail null"
                 )
         self.sums_votes = vote_levels is not None
-        options = {name: value for name, value in asdict(config).items() if name not in ("vote_levels", "spread")}
+        self.transform = TRANSFORM if orthogonal else None
+        of_modules = ("vote_levels", "spread", "orthogonal")
+        options = {name: value for name, value in asdict(config).items() if name not in of_modules}
         super().__init__(modules, {**options, "base_lr": lr})
         for group, members in zip(self.param_groups, self._modules, strict=True):
             for module in members if spread else ():
@@ -200,7 +207,7 @@ def spread_votes(module: TernaryModule, cell: int) -> None:
 
 def _in_tail(group: Mapping[str, Any], module: TernaryModule) -> bool:
     if group["tail"] is None:
-        return module.shape.vote_bits == 4 and not casts_integers(module)
+        return module.shape.vote_bits == 4 and not has_exact_gradient(module)
     return bool(group["tail"])
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "scaled_votes_2bit",
     "scaled_votes_4bit",
     "scaled_votes_exact",
+    "scaled_votes_orthogonal",
     "scaled_votes_pure",
     "scaled_votes_reset",
     "sign_votes_3",
@@ -56,6 +57,16 @@ def scaled_votes(steps: int) -> Recipe:
 def scaled_votes_reset(steps: int) -> Recipe:
     """The default rule without the carry: an accumulator starts again in the middle of its cell."""
     return _scaled_votes(steps, ternary={"carry": False})
+
+
+def scaled_votes_orthogonal(steps: int) -> Recipe:
+    """The default rule with gradients of which half is orthogonalised: more time a step, as many bits of state."""
+    return _scaled_votes(
+        steps,
+        ternary={"orthogonal": True},
+        rates=(0.1, 0.14, 0.1, 0.14),
+        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
+    )
 
 
 def scaled_votes_exact(steps: int) -> Recipe:
