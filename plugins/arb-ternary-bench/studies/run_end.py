@@ -5,8 +5,8 @@
 A decoder with float embedding and head on the built-in text: ``search`` has 0.4 million linear weights and 1.2 million
 tokens, ``small`` the model of ``arb bench quality`` and 2.1 million. ``--measure-on choice`` takes losses on the end of
 the training text, to choose settings by; ``validation`` on text that nothing else reads. A run whose result is in
-``--work`` already is not repeated, and every finished run is written at once. Phase, optimizer and backends that only
-this study has are in ``run_end_parts.py`` and ``run_end_orthogonal.py``.
+``--work`` already is not repeated, and every finished run is written at once. Phase and optimizer that only this study
+has are in ``run_end_parts.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from arb_ternary_train.growing_batches import batches_in
 
 BASE: Final = Path(__file__).with_name("run_end.yaml")
 BRANCH_LOSSES: Final = ("validation_loss", "stream_loss", "training_loss", "turned")
-PARTS: Final = (BASE.with_name("run_end_parts.py"), BASE.with_name("run_end_orthogonal.py"))
+PARTS: Final = BASE.with_name("run_end_parts.py")
 
 
 @frozen(kw_only=True)
@@ -71,7 +71,6 @@ class Variant:
         branches: ends of the run that are taken from the state after ``course``, by name: parts as in ``course``, and
             options that the votes have from there on.
         warmup: instead of the size's.
-        backend: that computes.
     """
 
     optimizer: Mapping[str, Any]
@@ -83,7 +82,6 @@ class Variant:
     course: Course = ()
     branches: Mapping[str, tuple[Course, Mapping[str, Any]]] = {}
     warmup: int | None = None
-    backend: str = "auto"
 
 
 def votes(rate: float, float_rate: float, name: str = "scaled_votes", **options: Any) -> dict[str, Any]:
@@ -121,14 +119,18 @@ HALF: Final = ((0.5, 1, 0.525, 0.05),)
 VARIANTS: Final[dict[str, Variant]] = {
     **{f"votes_{rate}": Variant(optimizer=votes(rate, 0.006)) for rate in (0.1, 0.15)},
     **{f"qat_{rate}": qat(rate) for rate in (0.006, 0.008)},
+    **{f"orthogonal_{rate}": Variant(optimizer=votes(rate, 0.006, orthogonal=True)) for rate in (0.1, 0.15)},
     **{
-        f"{backend}_{rate}": Variant(optimizer=votes(rate, 0.006), backend=backend)
-        for backend, rate in (
-            ("half_orthogonal", 0.15),
-            ("half_orthogonal", 0.1),
-            ("orthogonal", 0.1),
-            ("orthogonal", 0.07),
+        f"4_bits_orthogonal_{rate}_{float_rate}": Variant(
+            optimizer=votes(rate, float_rate, carry=False, orthogonal=True), model=FOUR, times=2
         )
+        for rate, float_rate in ((0.19, 0.0076), (0.135, 0.0054), (0.19, 0.0054), (0.095, 0.0054))
+    },
+    **{
+        f"4_bits_orthogonal_doubled_{rate}_{float_rate}": Variant(
+            optimizer=votes(rate, float_rate, carry=False, orthogonal=True), model=FOUR, doublings=DOUBLINGS[1]
+        )
+        for rate, float_rate in ((0.135, 0.0054), (0.095, 0.0054))
     },
     "growing": Variant(optimizer=votes(0.15, 0.006), course=DOUBLED),
     "tail_below_0.8": Variant(optimizer=votes(0.15, 0.006, "end_votes", tail_below=0.8)),
@@ -210,8 +212,7 @@ def overrides(size: Size, variant: Variant, seed: int, *, tuning: bool) -> list[
         "model": model,
         "optimizer": variant.optimizer,
         "phases": [phase],
-        "plugins": [str(each) for each in PARTS],
-        "backend": variant.backend,
+        "plugins": [str(PARTS)],
     }
     return [
         f"seed={seed}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -135,6 +137,13 @@ def test_integers_of_eight_bits_cast_what_their_floats_do() -> None:
     assert integers.logical_votes().any()
 
 
+@pytest.mark.parametrize(("name", "changed"), [("head", False), ("decoder.head", False), ("head.up", True)])
+def test_a_head_casts_the_votes_of_its_gradient(name: str, changed: bool) -> None:
+    module = layer(6, 10)
+    ScaledVotes({name: module}, orthogonal=True)
+    assert (module.transform is not None) == changed
+
+
 def test_an_embedding_casts_the_votes_of_its_gradient() -> None:
     votes = {}
     for orthogonal in (False, True):
@@ -162,3 +171,25 @@ def test_the_next_optimizer_of_a_module_says_anew_what_votes_are_cast_of() -> No
     ):
         build()
         assert (module.transform is not None) == orthogonal
+
+
+def test_a_resumed_run_casts_the_same() -> None:
+    def learn(module: TernaryLinear, optimizer: ScaledVotes, steps: range) -> None:
+        for step in steps:
+            cast(module, torch.tensor(gradient_of((8, 12), step), dtype=torch.float32))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    module = layer(8, 12)
+    optimizer = ScaledVotes({"layer": module}, orthogonal=True, lr=0.3)
+    learn(module, optimizer, range(4))
+    resumed = layer(8, 12)
+    resumed.load_state_dict(copy.deepcopy(module.state_dict()))
+    other = ScaledVotes({"layer": resumed}, orthogonal=True, lr=0.3)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = module.trits()
+    learn(module, optimizer, range(4, 12))
+    learn(resumed, other, range(4, 12))
+    assert torch.equal(module.logical_votes(), resumed.logical_votes())
+    assert torch.equal(module.trits(), resumed.trits())
+    assert not torch.equal(module.trits(), before)

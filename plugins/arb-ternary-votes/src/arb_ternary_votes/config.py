@@ -108,8 +108,8 @@ class ScaledVotesConfig:
     )
     orthogonal: bool = option(
         False,
-        "Votes of linears are of a gradient of which half is orthogonalised, so that all of its directions count. It "
-        "learns more a token and takes more time a step, the more the wider the layers and the smaller the batch.",
+        "Votes of linears, but not of the head, are of a gradient of which half is orthogonalised, so that all of its "
+        "directions count. It learns more a token and takes more time a step, more in wide layers and small batches.",
         validator=instance_of(bool),
     )
     magnitude_decay: float = option(

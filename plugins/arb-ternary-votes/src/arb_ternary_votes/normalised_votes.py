@@ -38,19 +38,21 @@ class NormalisedVotes(TernaryOptimizer):
             for group in self._modules
         ]
         self._places = {module: (i, j) for i, group in enumerate(self._modules) for j, module in enumerate(group)}
-        for module in modules.values():
-            module.transform = self.transform if isinstance(module, TernaryLinear) else None
+        for name, module in modules.items():
+            module.transform = self._transform(name, module)
             module.use_scaled_votes(integer=casts_integers(module))
         self._refresh_scales()
 
     votes_by_rows = True
-    #: What gradients of linears go through before votes are cast of them: ``VoteState.transform``.
-    transform: str | None = None
 
     def _tracked(self, module: TernaryModule) -> tuple[dict[str, Any], Magnitudes]:
         """The group of a module, and its running magnitudes."""
         group, place = self._places[module]
         return self.param_groups[group], self._magnitudes[group][place]
+
+    def _transform(self, name: str, module: TernaryModule) -> str | None:
+        """What the gradients of a module go through before votes are cast of them: ``VoteState.transform``."""
+        return None
 
     @abstractmethod
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:

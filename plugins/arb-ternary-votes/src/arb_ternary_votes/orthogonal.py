@@ -22,10 +22,14 @@ from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteState
 
-__all__ = ["ROUNDS", "TRANSFORM", "arguments", "half_orthogonal", "orthogonalised"]
+__all__ = ["HEAD", "ROUNDS", "TRANSFORM", "arguments", "half_orthogonal", "orthogonalised"]
 
 #: What a module's ``transform`` is set to.
 TRANSFORM: Final = f"{__name__}:arguments"
+
+#: What the last linear of a model is called. Its rows are classes, most of which one batch hardly knows, and it learns
+#: better from its gradient as it is.
+HEAD: Final = "head"
 
 #: Of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2, and how often it is applied.
 POLYNOMIAL: Final = (3.4445, -4.7750, 2.0315)

@@ -25,11 +25,12 @@ from arb_ternary.backends.select import get_backend
 from arb_ternary.counters.hashing import hash_words, uniform
 from arb_ternary.errors import ConfigError
 from arb_ternary.optim.protocol import Trainable
+from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers, has_exact_gradient
-from arb_ternary_votes.orthogonal import TRANSFORM
+from arb_ternary_votes.orthogonal import HEAD, TRANSFORM
 
 __all__ = ["CELLS", "USE_SPREAD", "ScaledVotes", "ScaledVotesConfig", "build", "spread_votes"]
 
@@ -66,8 +67,8 @@ class ScaledVotes(NormalisedVotes):
         leak: share of an accumulator that decays each step, times the rate.
         leak_every: updates from one decay to the next, which takes as many shares, but no more than all of it.
         spread: whether accumulators that are all 0 begin anywhere in their cells (:func:`spread_votes`).
-        orthogonal: whether votes of linears are of a gradient of which half is orthogonalised
-            (:mod:`arb_ternary_votes.orthogonal`); they are then cast by factors also where gradients are int8.
+        orthogonal: whether votes of linears, but not of one called ``head``, are of a gradient of which half is
+            orthogonalised (:mod:`arb_ternary_votes.orthogonal`); they are cast by factors also with int8 gradients.
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
@@ -129,7 +130,7 @@ class ScaledVotes(NormalisedVotes):
                     "set how often a vote is cast. Take gradients 'float', or tail null"
                 )
         self.sums_votes = vote_levels is not None
-        self.transform = TRANSFORM if orthogonal else None
+        self.orthogonal = orthogonal
         of_modules = ("vote_levels", "spread", "orthogonal")
         options = {name: value for name, value in asdict(config).items() if name not in of_modules}
         super().__init__(modules, {**options, "base_lr": lr})
@@ -138,6 +139,10 @@ class ScaledVotes(NormalisedVotes):
                 spread_votes(module, _cell(group, module))
         for module in modules.values() if self.sums_votes else ():
             module.sum_votes()
+
+    def _transform(self, name: str, module: TernaryModule) -> str | None:
+        hidden = isinstance(module, TernaryLinear) and name.rpartition(".")[2] != HEAD
+        return TRANSFORM if self.orthogonal and hidden else None
 
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         return float(group["vote_rate"]) * _cell(group, module)
