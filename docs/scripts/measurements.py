@@ -227,6 +227,7 @@ TABLES = (
     ("demo-table", "demo.json", demo_table, (README, MEASUREMENTS)),
     ("demo-sample", "demo-sample.json", sample, (README,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
+    ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
     ("ladder", "ladder.json", ladder("table"), (QUALITY,)),
