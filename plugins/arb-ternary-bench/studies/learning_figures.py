@@ -1,9 +1,10 @@
-"""Figures of what the studies of votes found: a pure model's start, shapes, ends of runs, and rates without a search.
+"""Figures of what the studies of votes found: starts, shapes, ends of runs, orthogonalised gradients, rates by a rule.
 
     python plugins/arb-ternary-bench/studies/learning_figures.py docs/images
 
-Reads ``pure-start.json``, ``run-end.json`` and ``auto-rate.json`` among the results and writes ``pure-start.png``,
-``shapes.png``, ``run-end.png`` and ``auto-rate.png`` into the folder.
+Reads ``pure-start.json``, ``run-end.json``, ``quality-small.json``, ``quality-orthogonal.json``, ``ladder.json`` and
+``auto-rate.json`` among the results and writes ``pure-start.png``, ``shapes.png``, ``run-end.png``, ``orthogonal.png``
+and ``auto-rate.png`` into the folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 import matplotlib as mpl
 from auto_rate import CONFIGS, FITTED, REFUSED, seeds_of
-from ladder_figures import finish
+from ladder_figures import finish, points
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -64,6 +65,17 @@ ENDS: Final = {
             "4_bits_1_doublings_0.135_0.0054": ("doubled once, lower rates", GREEN),
         },
     ),
+}
+#: Rules of long runs, drawn as what they are behind scaled votes; and ways of the ladder.
+RULES: Final = {
+    "scaled_votes_orthogonal": ("orthogonalised gradients", RED),
+    "bitnet": ("QAT, AdamW", GREEN),
+    "float32": ("float32, AdamW", BLUE),
+}
+WAYS: Final = {
+    "orthogonal": ("orthogonalised gradients", RED),
+    "votes8": ("scaled votes", PINK),
+    "qat": ("QAT, AdamW", GREEN),
 }
 
 
@@ -134,6 +146,48 @@ def _twelfths(runs: Sequence[Mapping[str, Any]]) -> list[float]:
     return [statistics.fmean(losses) for losses in zip(*series, strict=True)]
 
 
+def draw_orthogonal(path: Path) -> None:
+    """Over a long run what orthogonalised gradients are ahead of the plain rule, and at every width behind float32."""
+    figure, (over_tokens, over_widths) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    curves = {rule["name"]: _curve(rule) for name in ("small", "orthogonal") for rule in _rules(f"quality-{name}")}
+    plain = curves["scaled_votes"]
+    for name, (label, colour) in RULES.items():
+        apart = [loss - other for (_, loss), (_, other) in zip(curves[name], plain, strict=True)]
+        over_tokens.plot(
+            [tokens / 1e6 for tokens, _ in plain], apart, color=colour, marker="o", markersize=3, label=label
+        )
+    over_tokens.axhline(0.0, color="0.4", linewidth=0.8)
+    over_tokens.set_xlabel("tokens, millions; 1.1 million weights")
+    over_tokens.set_ylabel("validation loss less that of scaled votes, nats")
+    over_tokens.legend(frameon=False, fontsize=8)
+    result = json.loads((RESULTS / "ladder.json").read_text(encoding="utf-8"))
+    found = {(each["way"], each["width"]): each for each in points(result)}
+    for way, (label, colour) in WAYS.items():
+        widths = [width for other, width in found if other == way]
+        weights = [found[way, width]["weights"] / 1e6 for width in widths]
+        apart = [found[way, width]["loss"] - found["float32", width]["loss"] for width in widths]
+        over_widths.plot(weights, apart, color=colour, marker="o", markersize=5, label=label)
+    over_widths.axhline(0.0, color="0.4", linewidth=0.8)
+    over_widths.set_xscale("log")
+    over_widths.set_xlabel("linear weights, millions; 2.1 million tokens of source code")
+    over_widths.set_ylabel("validation loss less that of float32, nats")
+    over_widths.legend(frameon=False, fontsize=8)
+    finish(figure, [over_tokens, over_widths], path)
+
+
+def _rules(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rules"]
+    return found
+
+
+def _curve(rule: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Tokens, and the mean validation loss over seeds."""
+    return [
+        (of_seeds[0][0], statistics.fmean(loss for _, loss in of_seeds))
+        for of_seeds in zip(*rule["curves"], strict=True)
+    ]
+
+
 def draw_rates(path: Path) -> None:
     """Loss over the rate of votes on the configs that the rule was not made from, and the rule's rate."""
     runs = runs_of("auto-rate")
@@ -157,11 +211,12 @@ def draw_rates(path: Path) -> None:
 
 
 def main() -> None:
-    """Draw all four."""
+    """Draw all five."""
     folder = Path(sys.argv[1])
     draw_start(folder / "pure-start.png")
     draw_shapes(folder / "shapes.png")
     draw_ends(folder / "run-end.png")
+    draw_orthogonal(folder / "orthogonal.png")
     draw_rates(folder / "auto-rate.png")
 
 
