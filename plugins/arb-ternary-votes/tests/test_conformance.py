@@ -37,3 +37,16 @@ class TestNarrowIntegerVotesOfThreeLevels(OptimizerSuite):
 
     def make_model(self, part: str) -> nn.Module:
         return nn.Sequential(TernaryLinear(64, 4, group_size=32, gradients="int8", vote_bits=4))
+
+
+class TestOrthogonalisedGradients(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"orthogonal": True, "lr": 0.3}
+
+
+class TestOrthogonalisedIntegerGradients(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"orthogonal": True, "vote_levels": 3, "lr": 0.3}
+
+    def make_model(self, part: str) -> nn.Module:
+        return nn.Sequential(TernaryLinear(64, 4, group_size=32, gradients="int8"))
