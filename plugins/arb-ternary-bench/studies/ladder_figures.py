@@ -25,13 +25,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 #: Name in words, colour (Okabe and Ito, 2008) and marker of a way, in the order of the legend.
 STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "orthogonal": ("scaled votes, 8 bits, orthogonalised gradients", "#882255", "o"),
+    "orthogonal": ("scaled votes, orthogonalised", "#882255", "o"),
     "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
     "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
     "pure": ("scaled votes, no float part", "#CC79A7", "o"),
     "qat": ("QAT (BitNet b1.58), AdamW", "#009E73", "s"),
     "float32": ("float32, AdamW", "#0072B2", "D"),
-    "adamw8": ("float32, AdamW with 8-bit moments", "#56B4E9", "^"),
+    "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
 }
 VOTES: Final = ("orthogonal", "votes8", "votes4", "pure")
@@ -120,11 +120,11 @@ def _across(mine: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def curves(result: Mapping[str, Any], width: int) -> dict[str, list[tuple[float, float, float]]]:
-    """Tokens, seconds and loss of every way at a width; seconds are those of training at the way's best speed."""
+    """Tokens, seconds and loss of the ways whose speed is known at a width; seconds of training at their best speed."""
     speeds = result["tokens_per_second"]
     found = {}
     for run in result["finals"].values():
-        if (run["width"], run["seed"]) == (width, 0):
+        if (run["width"], run["seed"]) == (width, 0) and run["way"] in speeds:
             speed = max(speeds[run["way"]], speeds.get(f"{run['way']}-compiled", 0.0))
             found[run["way"]] = [(tokens, tokens / speed, loss) for tokens, loss in run["curve"]]
     return found

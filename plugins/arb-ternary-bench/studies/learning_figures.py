@@ -148,7 +148,7 @@ def _twelfths(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def draw_orthogonal(path: Path) -> None:
     """Over a long run what orthogonalised gradients are ahead of the plain rule, and at every width behind float32."""
-    figure, (over_tokens, over_widths) = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained")
+    figure, (over_tokens, over_widths) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
     curves = {rule["name"]: _curve(rule) for name in ("small", "orthogonal") for rule in _rules(f"quality-{name}")}
     plain = curves["scaled_votes"]
     for name, (label, colour) in RULES.items():
@@ -158,7 +158,7 @@ def draw_orthogonal(path: Path) -> None:
         )
     over_tokens.axhline(0.0, color="0.4", linewidth=0.8)
     over_tokens.set_xlabel("tokens, millions; 1.1 million weights")
-    over_tokens.set_ylabel("validation loss less that of scaled votes, nats")
+    over_tokens.set_ylabel("loss less that of scaled votes, nats")
     over_tokens.legend(frameon=False, fontsize=8)
     result = json.loads((RESULTS / "ladder.json").read_text(encoding="utf-8"))
     found = {(each["way"], each["width"]): each for each in points(result)}
@@ -169,8 +169,8 @@ def draw_orthogonal(path: Path) -> None:
         over_widths.plot(weights, apart, color=colour, marker="o", markersize=5, label=label)
     over_widths.axhline(0.0, color="0.4", linewidth=0.8)
     over_widths.set_xscale("log")
-    over_widths.set_xlabel("linear weights, millions; 2.1 million tokens of source code")
-    over_widths.set_ylabel("validation loss less that of float32, nats")
+    over_widths.set_xlabel("linear weights, millions; 2.1 million tokens")
+    over_widths.set_ylabel("loss less that of float32, nats")
     over_widths.legend(frameon=False, fontsize=8)
     finish(figure, [over_tokens, over_widths], path)
 
