@@ -147,7 +147,7 @@ def _loss(directory: Path) -> float:
 
 
 def test_the_demo_trains_to_the_bytes_of_the_torch_backend_under_exact(demo: Demo) -> None:
-    wanted, got = (demo(backend, "exact=true") for backend in ("torch", "tilelang"))
+    wanted, got = (demo(backend, "exact=true", "optimizer.orthogonal=false") for backend in ("torch", "tilelang"))
     assert _kept(got) == _kept(wanted)
     assert _loss(got) == _loss(wanted)
 

@@ -61,7 +61,7 @@ def tuned() -> Iterator[Tuned]:
         {float(rate): loss for rate, loss in pays.items()},
     )
     demo = read("bench", "demo-tuning")
-    losses = {float(key.split()[1]): loss for key, loss in demo["losses"]["demo.yaml"].items()}
+    losses = {float(key.split()[1]): loss for key, loss in demo["plain_votes"].items()}
     yield "the demo", course(2400, 1024, 128, "linear", 100), losses
     quieter = {float(key.split()[2]): loss for key, loss in demo["logit_scale"].items() if key.startswith("0,")}
     yield "the demo, quieter logits", course(2400, 1024, 128, "linear", 100), quieter
