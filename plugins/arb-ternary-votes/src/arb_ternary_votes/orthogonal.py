@@ -76,7 +76,7 @@ def half_orthogonal(gradient: Tensor) -> Tensor:
 
 def orthogonalised(gradient: Tensor) -> Tensor:
     """About ``U V^T`` of ``U S V^T``, in the dtype of ``gradient``: ``[N, K]``."""
-    x = gradient / gradient.float().norm().clamp_min(_TINY).to(gradient.dtype)
+    x: Tensor = gradient / gradient.float().norm().clamp_min(_TINY).to(gradient.dtype)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     first, third, fifth = POLYNOMIAL
