@@ -72,6 +72,7 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
 
     summaries = {
         "bitnet": "quantisation-aware training, one falling schedule",
+        "bitnet_gains": "quantisation-aware training, one falling schedule, gains of all norms",
         "bitnet_two_stage": "quantisation-aware training with the published two-stage recipe",
         "bop": "ternary flips on a normalised momentum",
         "dqt_int8": "direct quantised training, 8-bit weights",

@@ -5,12 +5,12 @@ The embedding and the head are float parts trained by AdamW in every recipe, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from arb_ternary_bench.quality.protocol import Recipe, rate_for
 
-__all__ = ["bitnet", "bitnet_two_stage", "bop", "dqt_int8", "dqt_ternary"]
+__all__ = ["bitnet", "bitnet_gains", "bitnet_two_stage", "bop", "dqt_int8", "dqt_ternary"]
 
 _FLOAT_PARTS: Final = ["embedding", "head", "linears"]
 #: What the bench's base config has for ternary linears and does not apply to these models.
@@ -19,9 +19,18 @@ _WITHOUT: Final = ("model.group_size", "model.scale_rule")
 
 def bitnet(steps: int) -> Recipe:
     """BitNet b1.58 trained by AdamW on one falling schedule."""
+    return _bitnet(steps, {"float_parts": _FLOAT_PARTS})
+
+
+def bitnet_gains(steps: int) -> Recipe:
+    """The same with learned gains in all norms, also those of queries, keys and what enters the last projections."""
+    return _bitnet(steps, {"float_parts": [*_FLOAT_PARTS, "norms"], "inner_gains": True})
+
+
+def _bitnet(steps: int, model: Mapping[str, Any]) -> Recipe:
     return Recipe(
         overrides={
-            "model": {"name": "bitnet", "float_parts": _FLOAT_PARTS},
+            "model": {"name": "bitnet", **model},
             "optimizer": {"name": "bitnet_adamw", "weight_decay": 0.01},
             "phase": {"lr_schedule": "linear"},
         },

@@ -52,6 +52,8 @@ def filled(**options: Any) -> Decoder:
         },
         {"architecture": "bitnet", "stored_eps": True, "group_size": "tensor", "scale_rule": "frozen"},
         {"stored_eps": True, "float_parts": ("linears", "embedding", "head")},
+        {"architecture": "llama", "row_scales": True, "residual_scale": -1},
+        {"row_scales": True, "stored_eps": True, "float_parts": ("norms",), "inner_gains": True},
         {"architecture": "qwen3", "stored_eps": True, "query_key_value_bias": True},
     ],
 )  # fmt: skip

@@ -53,6 +53,8 @@ def test_the_factor_stays_float32_and_moves_with_the_module() -> None:
         ({}, 0, 0),
         ({"linear_scales": True}, 0, 7),
         ({"linear_scales": True, "architecture": "llama"}, 0, 8),
+        ({"row_scales": True}, 4 * 32 + 128 + 32 + 16, 0),
+        ({"row_scales": True, "float_parts": ("head",)}, 4 * 32 + 128 + 32 + 16 * 32, 0),
         ({"query_key_value_bias": True, "kv_heads": 1}, 32 + 16 + 16, 0),
         ({"stored_eps": True, "query_key_norm": True}, 0, 0),
         ({"inner_gains": True, "float_parts": ("norms",), "query_key_norm": True}, 3 * 32 + 32 + 128 + 2 * 16, 0),

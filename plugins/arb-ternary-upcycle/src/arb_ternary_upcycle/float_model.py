@@ -67,6 +67,7 @@ def float_config(config: DecoderConfig) -> DecoderConfig:
         inner_gains=config.has_sub_norms or config.has_query_key_norm,
         stored_eps=False,
         linear_scales=False,
+        row_scales=False,
         residual_scale=0,
         logit_scale=0,
         zero_head=False,

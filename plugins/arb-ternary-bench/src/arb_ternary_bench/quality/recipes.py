@@ -16,6 +16,7 @@ __all__ = [
     "scaled_votes_2bit",
     "scaled_votes_4bit",
     "scaled_votes_exact",
+    "scaled_votes_gains",
     "scaled_votes_orthogonal",
     "scaled_votes_pure",
     "scaled_votes_reset",
@@ -63,6 +64,17 @@ def scaled_votes_orthogonal(steps: int) -> Recipe:
     """The default rule with gradients of which half is orthogonalised: more time a step, as many bits of state."""
     return _scaled_votes(
         steps,
+        ternary={"orthogonal": True},
+        rates=(0.1, 0.14, 0.1, 0.14),
+        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
+    )
+
+
+def scaled_votes_gains(steps: int) -> Recipe:
+    """Votes of orthogonalised gradients, and float vectors by AdamW: gains of all norms, factors of rows."""
+    return _scaled_votes(
+        steps,
+        model={"float_parts": ["embedding", "head", "norms"], "inner_gains": True, "row_scales": True},
         ternary={"orthogonal": True},
         rates=(0.1, 0.14, 0.1, 0.14),
         float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),

@@ -20,6 +20,7 @@ from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
+from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 __all__ = ["HoldsTernaryWeight", "TernaryWeight", "exported_weights", "weight_of"]
@@ -67,11 +68,14 @@ class HoldsTernaryWeight(Protocol):
 def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
     """The weight of one module on the CPU: ternary as it is, else float32.
 
-    A norm's is its gain ``[K]``, ones where it has none.
+    A norm's is its gain ``[K]``, ones where it has none. A linear whose rows have factors is float: what other programs
+    have for ternary matrices has one factor for all of it.
 
     Raises:
         ConfigError: the module is of a kind that has no weight to export.
     """
+    if isinstance(module, RowScaledTernaryLinear):
+        return module.dense_weight().cpu()
     if isinstance(module, TernaryRMSNorm):
         return module.dense_weight().view(-1).cpu()
     if isinstance(module, TernaryModule):

@@ -113,6 +113,8 @@ def _check_parts(config: DecoderConfig) -> None:
         raise ValueError(
             "'group_size': tensor needs 'scale_rule': frozen, for votes would move the exponents of a matrix apart"
         )
+    if config.row_scales and config.linear_scales:
+        raise ValueError("'row_scales' and 'linear_scales' are factors of the same products; leave one of them out")
     if config.inner_gains and not (config.learned_norms or "norms" in config.float_parts):
         raise ValueError("'inner_gains' needs 'learned_norms', or norms in 'float_parts'")
     if config.inner_gains and not (config.has_sub_norms or config.has_query_key_norm):

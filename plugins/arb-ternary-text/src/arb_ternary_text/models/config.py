@@ -223,6 +223,11 @@ class DecoderConfig:
         "need it",
         validator=instance_of(bool),
     )
+    row_scales: bool = option(
+        False,
+        "each ternary linear has a float factor for each row beside its exponents, which learns as float parts do",
+        validator=instance_of(bool),
+    )
     scale_rule: Literal["residual", "frozen"] = option(
         "residual",
         "how the exponents of ternary linears, head and gains move: by votes, or not at all",
@@ -279,7 +284,7 @@ class DecoderConfig:
         changed = any(hasattr(phase.options, "planned_in") for phase in run.phases)
         added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
         if not (self.ternary_linears or added):
-            yield from without_effect(self, "no linear learns by votes", "group_size", "linear_scales")
+            yield from without_effect(self, "no linear learns by votes", "group_size", "linear_scales", "row_scales")
 
     @property
     def ternary_linears(self) -> bool:
@@ -353,8 +358,9 @@ class DecoderConfig:
 
     @property
     def float_vectors(self) -> bool:
-        """Whether attention has float vectors that learn, whatever ``float_parts`` says: biases, gates, null keys."""
-        return self.query_key_value_bias or self.attention_gate or self.null_key_value
+        """Whether there are float vectors that learn, whatever ``float_parts`` says: biases, gates, keys, factors."""
+        rows = self.row_scales and self.ternary_linears
+        return rows or self.query_key_value_bias or self.attention_gate or self.null_key_value
 
     @property
     def pure(self) -> bool:

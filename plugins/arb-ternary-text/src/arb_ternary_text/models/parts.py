@@ -19,6 +19,7 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
+from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 __all__ = [
@@ -98,7 +99,10 @@ def make_linear(
     """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where it is not said."""
     if part in config.float_parts:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    return (ScaledTernaryLinear if config.linear_scales else TernaryLinear)(
+    kind: type[TernaryLinear] = TernaryLinear
+    if config.row_scales or config.linear_scales:
+        kind = RowScaledTernaryLinear if config.row_scales else ScaledTernaryLinear
+    return kind(
         in_features,
         out_features,
         group_size=config.exponent_groups,
