@@ -56,6 +56,7 @@ def test_rounded_floats_load_and_agree(
 
 VARIANTS: list[dict[str, Any]] = [
     {"linear_scales": True},
+    {"row_scales": True},
     {"query_key_value_bias": True},
     {"rotary_factors": [1 + i / 8 for i in range(32)], "rotary_base": 5e5},
     {"rotary_scaling": 4.0},

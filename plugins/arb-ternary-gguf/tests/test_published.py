@@ -86,6 +86,33 @@ def test_every_trit_and_exponent_comes_back(
             assert torch.equal(found, weight.dense())
 
 
+@pytest.mark.parametrize("kind", ["tq1_0", "tq2_0", "q4_0"])
+def test_factors_of_rows_are_in_the_scales_of_blocks(decoder: Make, export: Export, kind: str) -> None:
+    model = decoder("llama", row_scales=True)
+    for name, factors in model.named_parameters():
+        if name.endswith("row_scale"):
+            factors.data.normal_(1.0, 0.3)
+    published = GgufModel(GgufFile(export(model, kind)))
+    matrices = 0
+    for name, weight in exported_weights(model):
+        found = published.read(name)
+        if isinstance(weight, TernaryWeight) and isinstance(found, ScaledTrits) and name != "embedding":
+            assert torch.equal(found.trits, weight.trits)
+            scale = columns(found.scale, found.group_size, weight.trits.shape[1])
+            # The rows of queries and keys are in another order in a file, and come back from it.
+            assert torch.equal(scale * found.trits, model.get_submodule(name).dense_weight())
+            matrices += 1
+    assert matrices == 2 * 7 + 1
+
+
+def test_a_type_that_would_round_factors_is_refused(decoder: Make, export: Export) -> None:
+    model = decoder("llama", row_scales=True)
+    model.blocks[0].feed_forward.up.row_scale.data.fill_(1.1)
+    with pytest.raises(ConfigError, match="its rows have factors, and BF16 rounds their products") as caught:
+        export(model, "bf16")
+    assert "tq2_0" in str(caught.value.hint)
+
+
 OPTIONS = [
     ("llama", {"rotary_factors": [1.0, 2.0] * 16, "rotary_scaling": 4.0, "rotary_base": 5e5, "norm_eps": 1e-5}),
     ("qwen3", {"tie_embeddings": True, "head_dim": 32}),

@@ -50,6 +50,17 @@ def test_gguf_py_dequantises_what_is_written_bit_for_bit(kind: TensorType) -> No
     np.testing.assert_array_equal(gguf.quants.dequantize(encode_trits(trits, exponents, kind), THEIRS[kind]), dense)
 
 
+@pytest.mark.parametrize("kind", [TQ1_0, TQ2_0, Q4_0])
+def test_gguf_py_dequantises_rows_with_factors_bit_for_bit(kind: TensorType) -> None:
+    rng = np.random.default_rng(4)
+    trits, _, _ = weights(kind, 5, 3, seed=4)
+    exponents = rng.integers(-9, 3, (5, 3)).astype(np.int8)
+    factors = rng.normal(size=5).astype(np.float16).astype(np.float32)
+    dense = factors[:, None] * trits * np.repeat(np.ldexp(np.float32(1), exponents), kind.block, axis=1)
+    found = gguf.quants.dequantize(encode_trits(trits, exponents, kind, factors), THEIRS[kind])
+    np.testing.assert_array_equal(found, dense)
+
+
 @pytest.mark.parametrize("kind", [TQ1_0, TQ2_0])
 def test_the_bytes_are_those_of_gguf_py(kind: TensorType) -> None:
     trits, exponents, dense = weights(kind, 5, 4, seed=2)

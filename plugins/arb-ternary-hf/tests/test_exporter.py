@@ -128,6 +128,20 @@ def test_other_scales_than_powers_of_two_are_weight_scales(tmp_path: Path, make_
     assert float(tensors[f"{name}.weight"].max()) == pytest.approx(magnitude, rel=1e-6)
 
 
+def test_factors_of_rows_are_in_the_dense_weights_and_not_in_packed_ones(
+    tmp_path: Path, make_decoder: Make, export: Export
+) -> None:
+    model = make_decoder(architecture="llama", row_scales=True, **TENSOR)
+    query = model.blocks[0].attention.query
+    query.row_scale.data.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(1))
+    tensors = safetensors.torch.load_file(export(model, tmp_path / "dense", layout="dense") / "model.safetensors")
+    factors = query.row_scale.detach().half().double().unsqueeze(1).numpy()
+    expected = factors * dense(query.trits(), query.exponent, query.shape.group_size)
+    assert np.array_equal(tensors["model.layers.0.self_attn.q_proj.weight"].double().numpy(), expected)
+    with pytest.raises(ConfigError, match="packed has one scale a matrix, and the rows of"):
+        export(model, tmp_path / "packed", layout="packed")
+
+
 def test_packed_needs_one_exponent_and_says_what_to_do(tmp_path: Path, make_decoder: Make, export: Export) -> None:
     model = make_decoder(architecture="llama", group_size=32)
     exponent = model.blocks[1].feed_forward.gate.exponent

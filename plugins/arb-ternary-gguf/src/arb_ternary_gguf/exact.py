@@ -98,6 +98,12 @@ def _obstacle(weight: TernaryWeight | Tensor, kind: TensorType) -> str | None:
         )
     least, most = int(weight.exponent.min()), int(weight.exponent.max())
     outside = next((e for e in (least, most) if e not in EXPONENTS), None)
+    if weight.row_scale is not None and kind is not F32:
+        powers = torch.ldexp(torch.ones(weight.exponent.shape), weight.exponent.to(torch.int32))
+        products = powers * weight.row_scale.unsqueeze(1)
+        dtype = torch.bfloat16 if kind is BF16 else torch.float16
+        if not torch.equal(products.to(dtype).float(), products):
+            return f"its rows have factors, and {kind.name} rounds their products with powers of two"
     if kind in FLOAT_TYPES:
         return None if kind is not F16 or outside is None else _outside(outside)
     columns = weight.trits.shape[1]

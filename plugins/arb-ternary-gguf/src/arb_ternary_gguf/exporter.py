@@ -111,10 +111,10 @@ class _Weights:
         exponents = None if kind in FLOAT_TYPES else block_exponents(weight, kind.block)
         for chunk in row_chunks(*weight.trits.shape):
             if exponents is None:
-                part = evolve(weight, trits=weight.trits[chunk], exponent=weight.exponent[chunk], scale=1.0)
-                yield encode_floats(part.dense().numpy(), kind)
+                yield encode_floats(evolve(weight.rows(chunk), scale=1.0).dense().numpy(), kind)
             else:
-                yield encode_trits(weight.trits[chunk].numpy(), exponents[chunk], kind)
+                factors = None if weight.row_scale is None else weight.row_scale[chunk].numpy()
+                yield encode_trits(weight.trits[chunk].numpy(), exponents[chunk], kind, factors)
 
     def _in_file_order(self, path: str, weight: TernaryWeight | Tensor) -> TernaryWeight | Tensor:
         last = path.rsplit(".", 1)[-1]
@@ -122,9 +122,7 @@ class _Weights:
             return weight
         heads = self._model.config.heads if last == "query" else self._model.config.key_heads
         rows = to_interleaved(heads * self._model.config.key_features, heads)
-        if isinstance(weight, Tensor):
-            return weight[rows]
-        return evolve(weight, trits=weight.trits[rows], exponent=weight.exponent[rows])
+        return weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
 
 
 def _rope_factors(model: Decoder) -> list[PlannedTensor]:

@@ -1,7 +1,7 @@
 """Trits in blocks of a GGUF file: TQ1_0, TQ2_0, Q2_0 and Q4_0, each with a float16 scale a block.
 
 A weight is a code minus an offset, times its block's scale. ``code = t + 1`` except in Q4_0, where it is ``t + 8``.
-Scales are powers of two, ``2**E``, and exact in float16 for E from -24 to 15.
+Scales are powers of two, ``2**E``, and exact in float16 for E from -24 to 15; a row may have a factor besides.
 
 Shapes: ``N`` rows, ``K`` columns, ``B`` blocks of a row.
 """
@@ -28,18 +28,26 @@ _POWERS: Final = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 _CODE_OF_ZERO: Final = {TQ1_0: 1, TQ2_0: 1, Q2_0: 1, FORK_Q2_0: 1, Q4_0: 8}
 
 
-def encode_trits(trits_NK: NDArray[np.int8], exponent_NB: NDArray[np.int8], kind: TensorType) -> NDArray[np.uint8]:
-    """``trits * 2**exponent`` exactly, as uint8 ``[N, bytes of a row]``.
+def encode_trits(
+    trits_NK: NDArray[np.int8],
+    exponent_NB: NDArray[np.int8],
+    kind: TensorType,
+    factor_N: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]:
+    """``factor * trits * 2**exponent`` exactly, as uint8 ``[N, bytes of a row]``.
 
     Args:
         trits_NK: -1, 0 or 1.
         exponent_NB: one for each block of ``kind.block`` columns, within :data:`EXPONENTS`.
         kind: one of :data:`TERNARY_TYPES`, or the fork's Q2_0.
+        factor_N: of rows; float16 holds its products with the powers of two. None = 1.
     """
     rows, columns = trits_NK.shape
     blocks = columns // kind.block
     codes = (trits_NK + np.int8(_CODE_OF_ZERO[kind])).view(np.uint8).reshape(rows, blocks, kind.block)
-    scale = np.ldexp(np.float32(1), exponent_NB.astype(np.int32)).astype("<f2").view(np.uint8).reshape(rows, blocks, 2)
+    factor = np.ones(rows, np.float32) if factor_N is None else factor_N
+    scale = np.ldexp(factor[:, None], exponent_NB.astype(np.int32)).astype("<f2").view(np.uint8)
+    scale = scale.reshape(rows, blocks, 2)
     if kind is TQ2_0:
         parts = [_two_bits(codes.reshape(rows, blocks, 2, 4, 32), axis=3), scale]
     elif kind is TQ1_0:

@@ -126,7 +126,7 @@ def _dense(weight: TernaryWeight, dtype: torch.dtype) -> Tensor:
     dense = torch.empty(weight.trits.shape, dtype=dtype)
     for start in range(0, len(dense), _ROWS):
         some = slice(start, start + _ROWS)
-        dense[some] = evolve(weight, trits=weight.trits[some], exponent=weight.exponent[some]).dense()
+        dense[some] = weight.rows(some).dense()
     return dense
 
 
@@ -144,6 +144,11 @@ def _has_output_bias(model: Decoder) -> bool:
 
 def _packable(name: str, weight: TernaryWeight) -> Tensor:
     """Trits that can be packed; ConfigError when their number of rows cannot."""
+    if weight.row_scale is not None:
+        raise ConfigError(
+            f"layout: packed has one scale a matrix, and the rows of {name} have factors",
+            "Use `--layout dense_w1a8`, or dense, or train with `model.row_scales: false`.",
+        )
     rows = weight.trits.shape[0]
     if rows % TRITS_PER_BYTE:
         raise ConfigError(

@@ -31,24 +31,33 @@ _EXPONENTS = (-126, 127)
 
 @frozen(eq=False)
 class TernaryWeight:
-    """A ternary matrix: ``W[n, k] = scale * trits[n, k] * 2**exponent[n, k // group_size]``.
+    """A ternary matrix: ``W[n, k] = scale * row_scale[n] * trits[n, k] * 2**exponent[n, k // group_size]``.
 
     Attributes:
         trits: int8 ``[N, K]``.
         exponent: int8 ``[N, J]``.
         group_size: columns that share an exponent; ``K`` where a row does.
         scale: a further factor of the whole matrix.
+        row_scale: float32 ``[N]``, numbers that float16 holds; None = 1.
     """
 
     trits: Tensor
     exponent: Tensor
     group_size: int
     scale: float = 1.0
+    row_scale: Tensor | None = None
+
+    def rows(self, which: slice | Tensor) -> TernaryWeight:
+        """Some of its rows, or all in another order."""
+        factors = None if self.row_scale is None else self.row_scale[which]
+        return evolve(self, trits=self.trits[which], exponent=self.exponent[which], row_scale=factors)
 
     def dense(self) -> Tensor:
-        """``W`` as float32 ``[N, K]``; exact where ``scale`` is a power of two."""
+        """``W`` as float32 ``[N, K]``; exact where ``scale`` is a power of two and no number is subnormal."""
         exponent = self.exponent.to(torch.int32).repeat_interleave(self.group_size, dim=1)
         weight = torch.ldexp(self.trits.to(torch.float32), exponent[:, : self.trits.shape[1]])
+        if self.row_scale is not None:
+            weight = weight * self.row_scale.unsqueeze(1)
         return weight if self.scale == 1.0 else weight * self.scale
 
     def one_exponent(self) -> int | None:
@@ -68,19 +77,17 @@ class HoldsTernaryWeight(Protocol):
 def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
     """The weight of one module on the CPU: ternary as it is, else float32.
 
-    A norm's is its gain ``[K]``, ones where it has none. A linear whose rows have factors is float: what other programs
-    have for ternary matrices has one factor for all of it.
+    A norm's is its gain ``[K]``, ones where it has none.
 
     Raises:
         ConfigError: the module is of a kind that has no weight to export.
     """
-    if isinstance(module, RowScaledTernaryLinear):
-        return module.dense_weight().cpu()
     if isinstance(module, TernaryRMSNorm):
         return module.dense_weight().view(-1).cpu()
     if isinstance(module, TernaryModule):
         scale = float(module.scale) if isinstance(module, ScaledTernaryLinear) else 1.0
-        return TernaryWeight(module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale)
+        rows = module.factors().cpu() if isinstance(module, RowScaledTernaryLinear) else None
+        return TernaryWeight(module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale, rows)
     if isinstance(module, HoldsTernaryWeight):
         return module.ternary_weight()
     if isinstance(module, RMSNorm):

@@ -2,6 +2,7 @@
 
 A power of two says how loud a row is to within a factor of ``sqrt(2)``, and a change of it is an octave at once: a
 decoder whose rows are an octave off at random is a worse one. The factors are the mantissas beside those exponents.
+They are rounded to float16 where they multiply, so that formats whose blocks of trits have a scale in it hold them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ __all__ = ["RowScaledTernaryLinear"]
 
 
 class RowScaledTernaryLinear(TernaryLinear):
-    """``y = s * (x @ W.T)`` with a factor for each row: the parameter ``row_scale``, ``s[N]``, 1 at birth.
+    """``y = f16(s) * (x @ W.T)`` with a factor for each row: the parameter ``row_scale``, ``s[N]``, 1 at birth.
 
-    Whoever trains the float parts trains it, with gradients of its own. Votes are of the gradient of ``T 2**E``, which
-    has the factor of the row. The audit counts it as a float parameter: a model with such linears is not pure.
+    The gradient passes straight through the rounding. Whoever trains the float parts trains it, with gradients of its
+    own. Votes are of the gradient of ``T 2**E``, which has the factor of the row. The audit counts it as a float
+    parameter: a model with such linears is not pure.
     """
 
     row_scale: nn.Parameter
@@ -32,8 +34,14 @@ class RowScaledTernaryLinear(TernaryLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., K]`` (float) to ``[..., N]`` in the dtype of ``x``, or of autocast."""
         y = super().forward(x)
-        return y * self.row_scale.to(y.dtype)
+        rounded = self.row_scale + (self.factors().to(self.row_scale.dtype) - self.row_scale).detach()
+        return y * rounded.to(y.dtype)
+
+    @torch.no_grad()
+    def factors(self) -> Tensor:
+        """What rows are multiplied by: float32 ``[N]``, numbers that float16 holds."""
+        return self.row_scale.half().float()
 
     def dense_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``s T * 2**E`` as a float matrix ``[N, K]``, rounded to ``dtype``."""
-        return (super().dense_weight() * self.row_scale.detach().float().unsqueeze(1)).to(dtype)
+        """``f16(s) T * 2**E`` as a float matrix ``[N, K]``, rounded to ``dtype``."""
+        return (super().dense_weight() * self.factors().unsqueeze(1)).to(dtype)
