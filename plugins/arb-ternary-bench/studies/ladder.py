@@ -1,4 +1,4 @@
-"""What a way of training is worth at equal memory: eight ways, decoders of 0.3 to 16 million linear weights, one text.
+"""What a way of training is worth at equal memory: nine ways, decoders of 0.3 to 16 million linear weights, one text.
 
     python plugins/arb-ternary-bench/studies/ladder.py --work DIR --out RESULT.json
 
@@ -6,11 +6,12 @@ Every run trains on the same tokens of the source of Python's standard library (
 Python), in less than one epoch. Settings are chosen on a part of the text that is held aside, by runs of a quarter of
 the length, at widths 96 and 640: the rates of votes and of the float parts beside them apart, and of the ways without
 votes the one rate, weight decay and the decay of the second moment. Votes of 8 bits, float32 and QAT have as many
-trials, the others fewer; AdamW with 8-bit moments takes the settings of float32, and votes of orthogonalised gradients,
-which are float, those of votes of 8 bits. Between the two widths a rate is a power of the width, and other options are
-those of the nearer one. Final runs are measured on a part that nothing else reads. Speeds are those of short runs at
-the end, for which the machine should have nothing else to do. A run whose result is in ``--out`` is not repeated; every
-finished run is written at once. ``--only`` names final runs and makes no others, and no speeds.
+trials, the others fewer; AdamW with 8-bit moments takes the settings of float32, and those of votes of 8 bits are taken
+by votes of orthogonalised gradients, which are float, also where float vectors are beside them: gains of all norms and
+factors of rows. Between the two widths a rate is a power of the width, and other options are those of the nearer one.
+Final runs are measured on a part that nothing else reads. Speeds are those of short runs at the end, for which the
+machine should have nothing else to do. A run whose result is in ``--out`` is not repeated; every finished run is
+written at once. ``--only`` names final runs and makes no others, and no speeds.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ QAT: Final = {"name": "bitnet", "float_parts": ["embedding", "head", "linears"]}
 VOTES: Final = {"group_size": "row", "scale_rule": "frozen", "gradients": "int8"}
 FLOAT_ENDS: Final = {**VOTES, "float_parts": ["embedding", "head"]}
 ORTHOGONAL: Final = {**FLOAT_ENDS, "gradients": "float"}
+#: With every float vector that there is beside.
+GAINS: Final = {
+    **ORTHOGONAL, "float_parts": ["embedding", "head", "norms"], "inner_gains": True, "row_scales": True,
+}  # fmt: skip
 PURE: Final = {**VOTES, "float_parts": [], "embedding_scale_rule": "frozen", "logit_scale": 0}
 
 
@@ -120,14 +125,14 @@ TRIALS: Final[Mapping[int, Mapping[str, tuple[Setting, ...]]]] = {
 #: The ways, and whose settings they take.
 WAYS: Final[Mapping[str, str]] = {
     "votes8": "votes8", "votes4": "votes4", "pure": "pure", "qat": "qat", "float32": "float32", "bfloat16": "bfloat16",
-    "adamw8": "float32", "orthogonal": "votes8",
+    "adamw8": "float32", "orthogonal": "votes8", "gains": "votes8",
 }  # fmt: skip
 #: Final runs, in this order, so that what is cut short lacks least: width, seed and ways.
 ALL: Final = ("votes8", "float32", "qat", "bfloat16", "adamw8", "pure", "votes4")
 FINALS: Final[tuple[tuple[int, int, tuple[str, ...]], ...]] = (
     (640, 0, ALL[:4]), (320, 0, ALL), (192, 0, ALL), (96, 0, ALL), (96, 1, ALL), (192, 1, ALL[:3]), (320, 1, ALL[:3]),
     (640, 0, ("pure",)), *((width, seed, ("orthogonal",)) for seed in (0, 1) for width in (96, 192, 320)),
-    (640, 0, ("orthogonal",)),
+    (640, 0, ("orthogonal",)), *((width, seed, ("gains",)) for seed in (0, 1) for width in (96, 192, 320)),
 )  # fmt: skip
 
 
@@ -154,10 +159,10 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
         del phase["grad_clip"]
         result["optimizer"] = {"name": "scaled_votes", "lr": rate}
     else:
-        decoder |= ORTHOGONAL if way == "orthogonal" else FLOAT_ENDS
         votes: dict[str, Any] = {"name": "scaled_votes", "lr": rate}
-        if way == "orthogonal":
+        if way in ("orthogonal", "gains"):
             votes["orthogonal"] = True
+        decoder |= {"orthogonal": ORTHOGONAL, "gains": GAINS}.get(way, FLOAT_ENDS)
         if way == "votes4":
             decoder["vote_bits"], votes["carry"] = 4, False
             phase |= {
@@ -173,7 +178,7 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
         del phase["use_amp"]
     if way == "adamw8":
         result["plugins"] = [str(PLUGIN)]
-    if way in ("votes8", "votes4", "pure", "orthogonal"):
+    if WAYS[way] in ("votes8", "votes4", "pure"):
         result["backend"] = "cpu"
     return {**result, "model": decoder, "phases": [phase]}
 

@@ -26,6 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 #: Name in words, colour (Okabe and Ito, 2008) and marker of a way, in the order of the legend.
 STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "orthogonal": ("scaled votes, orthogonalised", "#882255", "o"),
+    "gains": ("the same, gains and factors float", "#332288", "o"),
     "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
     "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
     "pure": ("scaled votes, no float part", "#CC79A7", "o"),
@@ -34,7 +35,7 @@ STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
 }
-VOTES: Final = ("orthogonal", "votes8", "votes4", "pure")
+VOTES: Final = ("gains", "orthogonal", "votes8", "votes4", "pure")
 #: The share of its budget at which float32 is to be reached.
 SHARE: Final = 0.8
 
@@ -222,7 +223,7 @@ def budgets(result: Mapping[str, Any]) -> str:
 
 def distances(result: Mapping[str, Any]) -> str:
     """Loss minus that of float32, a line a size: means over the seeds that both have."""
-    ways = ("orthogonal", "votes8", "votes4", "pure", "qat", "bfloat16", "adamw8")
+    ways = ("gains", "orthogonal", "votes8", "votes4", "pure", "qat", "bfloat16", "adamw8")
     lines = [f"| linear weights | float32 | {' | '.join(ways)} |", f"|---:|---:|{'---:|' * len(ways)}"]
     found = {(each["way"], each["width"]): each for each in points(result)}
     for width in sorted({width for _, width in found}):

@@ -76,8 +76,9 @@ def scaled_votes_gains(steps: int) -> Recipe:
         steps,
         model={"float_parts": ["embedding", "head", "norms"], "inner_gains": True, "row_scales": True},
         ternary={"orthogonal": True},
+        decay=0.1,
         rates=(0.1, 0.14, 0.1, 0.14),
-        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
+        float_rates=(4e-3, 4e-3, 2.8e-3, 2.8e-3),
     )
 
 
@@ -122,6 +123,7 @@ def _scaled_votes(
     ternary: Mapping[str, Any] | None = None,
     phase: Mapping[str, Any] | None = None,
     exact: bool = False,
+    decay: float = 0.0,
     rates: Sequence[float] = _VOTE_RATES,
     float_rates: Sequence[float] = _FLOAT_RATES,
 ) -> Recipe:
@@ -129,7 +131,7 @@ def _scaled_votes(
         "optimizer": {
             "name": "split",
             "ternary": {"name": "scaled_votes", **(ternary or {})},
-            "float": {"name": "adamw", "weight_decay": 0.0},
+            "float": {"name": "adamw", "weight_decay": decay},
         },
         "phase": {"lr_schedule": "linear", **(phase or {})},
     }
