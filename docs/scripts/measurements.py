@@ -45,6 +45,7 @@ WHOLE = ROOT / "docs" / "explanation" / "whole-models.md"
 MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
 TITLES = {
     "demo": "ternary, `scaled_votes`",
+    "vectors": "ternary matrices, float vectors",
     "float-ends": "ternary; embedding and head float",
     "bitnet": "QAT, AdamW",
     "float32": "float32, AdamW",
@@ -228,6 +229,7 @@ TABLES = (
     ("demo-sample", "demo-sample.json", sample, (README,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
+    ("quality-gains", "quality-gains.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
     ("ladder", "ladder.json", ladder("table"), (QUALITY,)),

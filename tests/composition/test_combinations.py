@@ -60,6 +60,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "optimizer.orthogonal",
         "true does not go with exact: true",
     ),
+    "clipped gradients of an exact run": (
+        {"exact": True, "optimizer": {"name": "scaled_votes", "spectral_clip": True}},
+        "optimizer.spectral_clip",
+        "true does not go with exact: true",
+    ),
+    "two ways to change a gradient": (
+        {"optimizer": {"name": "scaled_votes", "orthogonal": True, "spectral_clip": True}},
+        "optimizer.spectral_clip",
+        "true does not go with orthogonal: true",
+    ),
     "votes of the tail of three levels": (
         {"optimizer": {"name": "scaled_votes", "tail": True, "vote_levels": 3}},
         "optimizer.tail",

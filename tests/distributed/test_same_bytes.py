@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scaled votes": {"optimizer": SCALED},
     "scaled votes of three levels": {"optimizer": {**SCALED, "vote_levels": 3}},
     "orthogonalised gradients": {"optimizer": {**SCALED, "orthogonal": True}},
+    "clipped gradients": {"optimizer": {**SCALED, "spectral_clip": True}},
     "momentum votes": {"optimizer": MOMENTUM},
     "tied head": {"tie_embeddings": True},
     "experts": {"n": 2, "experts": 3, "experts_per_token": 1},

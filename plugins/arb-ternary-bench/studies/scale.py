@@ -1,11 +1,12 @@
-"""The two largest models of the ladder on four times its tokens, of a larger text: does the distance to float32 fall?
+"""Models of the ladder on four times its tokens, of a larger text: does the distance to float32 fall?
 
     python plugins/arb-ternary-bench/studies/scale.py --work DIR --out RESULT.json
 
 Votes of 8 bits, float32 and QAT read the same 8,388,608 bytes of the Python source of the torch package (BSD licence,
 46 MB with torch 2.13.0), a quarter of an epoch, with the settings that ``ladder.py`` found and no trial of their own.
 Float32 and QAT are compiled. A run whose result is in ``--out`` is not repeated; every finished run is written at once.
-The width of 640 needs about two hours of a core, the one of 320 one more.
+The width of 640 needs about two hours of a core, the one of 320 one more. ``--widths 192 --ways
+votes8 orthogonal gains`` asks whether what orthogonalised gradients are ahead by lasts while no token is read twice.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from ladder_figures import draw_tokens, scale
 from arb_ternary_bench.texts import python_source
 
 LADDER: Final = Path(__file__).parents[1] / "results" / "ladder.json"
-#: Widths, the larger first.
-WIDTHS: Final = (640, 320)
+#: Widths, the larger first, and those that run if none is named.
+WIDTHS: Final = (640, 320, 192)
+LARGE: Final = WIDTHS[:2]
 #: Optimizer steps of a run.
 STEPS: Final = 4096
 #: Ways, in this order, and whether they are compiled: votes are taken in the backend's own kernels, outside a graph.
-COMPILED: Final = {"votes8": False, "float32": True, "qat": True}
+COMPILED: Final = {"votes8": False, "float32": True, "qat": True, "orthogonal": False, "gains": False}
+#: Those that run if none is named.
+COMMON: Final = ("votes8", "float32", "qat")
 
 
 def torch_source() -> Source:
@@ -46,8 +50,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
-    parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, default=WIDTHS, help="of the models (all)")
-    parser.add_argument("--ways", nargs="+", choices=COMPILED, default=tuple(COMPILED), help="of training (all)")
+    parser.add_argument(
+        "--widths", nargs="+", type=int, choices=WIDTHS, default=LARGE, help="of the models (the larger)"
+    )
+    parser.add_argument("--ways", nargs="+", choices=COMPILED, default=COMMON, help="of training (common ones)")
     parser.add_argument("--figure", type=Path, help="PNG of the curves at the largest width")
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()

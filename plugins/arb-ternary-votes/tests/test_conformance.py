@@ -44,6 +44,11 @@ class TestOrthogonalisedGradients(OptimizerSuite):
     options: ClassVar = {"orthogonal": True, "lr": 0.3}
 
 
+class TestClippedGradients(OptimizerSuite):
+    component = "scaled_votes"
+    options: ClassVar = {"spectral_clip": True, "lr": 0.3}
+
+
 class TestOrthogonalisedIntegerGradients(OptimizerSuite):
     component = "scaled_votes"
     options: ClassVar = {"orthogonal": True, "vote_levels": 3, "lr": 0.3}

@@ -30,7 +30,9 @@ from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_votes.config import ScaledVotesConfig
 from arb_ternary_votes.levels import LARGEST_UNIT, in_quanta
 from arb_ternary_votes.normalised_votes import NormalisedVotes, casts_integers, has_exact_gradient
-from arb_ternary_votes.orthogonal import HEAD, TRANSFORM
+from arb_ternary_votes.orthogonal import TRANSFORM as HALF_ORTHOGONAL
+from arb_ternary_votes.spectral_clip import TRANSFORM as CLIPPED
+from arb_ternary_votes.weight_gradients import HEAD
 
 __all__ = ["CELLS", "USE_SPREAD", "ScaledVotes", "ScaledVotesConfig", "build", "spread_votes"]
 
@@ -69,6 +71,8 @@ class ScaledVotes(NormalisedVotes):
         spread: whether accumulators that are all 0 begin anywhere in their cells (:func:`spread_votes`).
         orthogonal: whether votes of linears, but not of one called ``head``, are of a gradient of which half is
             orthogonalised (:mod:`arb_ternary_votes.orthogonal`); they are cast by factors also with int8 gradients.
+        spectral_clip: whether they are instead of a gradient whose largest singular values are cut to the least of
+            them (:mod:`arb_ternary_votes.spectral_clip`), for less time.
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
@@ -76,7 +80,8 @@ class ScaledVotes(NormalisedVotes):
 
     Raises:
         ValueError: a cell larger than a module's accumulators can hold; votes of the tail for a module whose gradients
-            are exact integers, or together with ``vote_levels``; or ``leak_every`` without a leak.
+            are exact integers, or together with ``vote_levels``; or ``leak_every`` without a leak; or both
+            ``orthogonal`` and ``spectral_clip``.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class ScaledVotes(NormalisedVotes):
         leak_every: int = 1,
         spread: bool = False,
         orthogonal: bool = False,
+        spectral_clip: bool = False,
         magnitude_decay: float = 0.98,
         cell: int | None = None,
         exponent_rate: float = 0.05,
@@ -107,6 +113,7 @@ class ScaledVotes(NormalisedVotes):
             leak_every=leak_every,
             spread=spread,
             orthogonal=orthogonal,
+            spectral_clip=spectral_clip,
             magnitude_decay=magnitude_decay,
             cell=cell,
             exponent_rate=exponent_rate,
@@ -114,6 +121,8 @@ class ScaledVotes(NormalisedVotes):
         )
         if tail and vote_levels:
             raise ValueError("tail: true does not go with vote_levels: votes of the tail are one quantum each")
+        if orthogonal and spectral_clip:
+            raise ValueError("orthogonal and spectral_clip both say what votes are cast of; leave one of them out")
         if leak_every != 1 and not leak:
             raise ValueError(f"leak_every: {leak_every} has no effect with leak: 0, with which nothing decays")
         for name, module in modules.items():
@@ -130,8 +139,8 @@ class ScaledVotes(NormalisedVotes):
                     "set how often a vote is cast. Take gradients 'float', or tail null"
                 )
         self.sums_votes = vote_levels is not None
-        self.orthogonal = orthogonal
-        of_modules = ("vote_levels", "spread", "orthogonal")
+        self._cast_of = HALF_ORTHOGONAL if orthogonal else CLIPPED if spectral_clip else None
+        of_modules = ("vote_levels", "spread", "orthogonal", "spectral_clip")
         options = {name: value for name, value in asdict(config).items() if name not in of_modules}
         super().__init__(modules, {**options, "base_lr": lr})
         for group, members in zip(self.param_groups, self._modules, strict=True):
@@ -142,7 +151,7 @@ class ScaledVotes(NormalisedVotes):
 
     def _transform(self, name: str, module: TernaryModule) -> str | None:
         hidden = isinstance(module, TernaryLinear) and name.rpartition(".")[2] != HEAD
-        return TRANSFORM if self.orthogonal and hidden else None
+        return self._cast_of if hidden else None
 
     def _quanta(self, group: Mapping[str, Any], module: TernaryModule) -> float:
         return float(group["vote_rate"]) * _cell(group, module)
