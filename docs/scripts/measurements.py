@@ -229,7 +229,6 @@ TABLES = (
     ("demo-sample", "demo-sample.json", sample, (README,)),
     ("quality-small", "quality-small.json", quality_table, (QUALITY,)),
     ("quality-orthogonal", "quality-orthogonal.json", quality_table, (QUALITY,)),
-    ("quality-gains", "quality-gains.json", quality_table, (QUALITY,)),
     ("quality-survey", "quality-survey.json", quality_table, (QUALITY,)),
     ("quality-medium", "quality-medium.json", quality_table, (QUALITY,)),
     ("ladder", "ladder.json", ladder("table"), (QUALITY,)),

@@ -63,6 +63,7 @@ ENDS: Final = {
             "4_bits_rate_0.19": ("32 sequences a step", RED),
             "4_bits_doublings_rate_0.19": ("doubled three times", BLUE),
             "4_bits_1_doublings_0.135_0.0054": ("doubled once, lower rates", GREEN),
+            "4_bits_spectral_clip_doubled_0.135_0.0054": ("and gradients clipped", PINK),
         },
     ),
 }
@@ -136,7 +137,7 @@ def draw_ends(path: Path) -> None:
         axes.axhline(0.0, color="0.4", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("twelfth of the tokens")
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     panels[0].set_ylabel("training loss less that of QAT, nats")
     finish(figure, panels, path)
 

@@ -132,6 +132,13 @@ VARIANTS: Final[dict[str, Variant]] = {
         )
         for rate, float_rate in ((0.135, 0.0054), (0.095, 0.0054))
     },
+    "spectral_clip_0.1": Variant(optimizer=votes(0.1, 0.006, spectral_clip=True)),
+    **{
+        f"4_bits_spectral_clip_doubled_{rate}_{float_rate}": Variant(
+            optimizer=votes(rate, float_rate, carry=False, spectral_clip=True), model=FOUR, doublings=DOUBLINGS[1]
+        )
+        for rate, float_rate in ((0.135, 0.0054), (0.095, 0.0054))
+    },
     "growing": Variant(optimizer=votes(0.15, 0.006), course=DOUBLED),
     "tail_below_0.8": Variant(optimizer=votes(0.15, 0.006, "end_votes", tail_below=0.8)),
     "4_bits": Variant(optimizer=votes(0.17, 0.0068, carry=False), model=FOUR, times=2, warmup=60),
