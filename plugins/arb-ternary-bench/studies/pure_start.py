@@ -85,6 +85,13 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
         "model.logit_scale=0",
         'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.15},"float":{"name":"adamw","lr":0.006}}',
     ),
+    "vectors": (
+        'model.float_parts=["norms"]',
+        "model.inner_gains=true",
+        "model.row_scales=true",
+        "model.logit_scale=0",
+        'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.1},"float":{"name":"adamw","lr":0.006}}',
+    ),
     "rate_0.15": ("optimizer.lr=0.15",),
     **{f"head_{times:g}": (f'phases.0.rate_factors={{"head":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0, 8.0)},
     **{f"embedding_{times:g}": (f'phases.0.rate_factors={{"embedding":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0)},

@@ -50,6 +50,11 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
             summary="the default rule in integers alone: int8 gradients, votes by shifts",
         ),
         RecipeSpec(
+            name="scaled_votes_4bit_clipped",
+            target="arb_ternary_bench.quality.recipes:scaled_votes_4bit_clipped",
+            summary="4-bit accumulators, clipped gradients, a batch that doubles: 6 bits a weight",
+        ),
+        RecipeSpec(
             name="scaled_votes_gains",
             target="arb_ternary_bench.quality.recipes:scaled_votes_gains",
             summary="orthogonalised gradients, gains of all norms and float factors of rows",

@@ -55,7 +55,10 @@ def test_recipes_share_all_that_must_be_equal():
         assert trial.config["seed"] == trial.number
         assert trial.config["model"]["width"] == 64
         accumulated = phase.get("gradient_accumulation_steps", 1)
-        assert phase["steps"] * phase["batch_size"] * phase["block_size"] * accumulated == TINY.tokens
+        # From each share of the steps on a batch is twice as large.
+        ends = [int(share * phase["steps"]) for share in phase.get("batch_doublings", ())]
+        batches = sum(2 ** sum(end <= step for end in ends) for step in range(phase["steps"]))
+        assert batches * phase["batch_size"] * phase["block_size"] * accumulated == TINY.tokens
 
 
 @pytest.mark.parametrize(("name", "weights"), [("small", 1_105_920), ("medium", 4_096_000)])

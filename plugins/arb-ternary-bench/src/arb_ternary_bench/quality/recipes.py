@@ -15,6 +15,7 @@ __all__ = [
     "scaled_votes",
     "scaled_votes_2bit",
     "scaled_votes_4bit",
+    "scaled_votes_4bit_clipped",
     "scaled_votes_exact",
     "scaled_votes_gains",
     "scaled_votes_orthogonal",
@@ -98,6 +99,20 @@ def scaled_votes_4bit(steps: int) -> Recipe:
         phase=halved,
         rates=(0.07, 0.1, 0.14, 0.2),
         float_rates=(5.6e-3,) * 4,
+    )
+
+
+def scaled_votes_4bit_clipped(steps: int) -> Recipe:
+    """4-bit accumulators, gradients with a clipped spectrum, and a batch that doubles after half of the tokens."""
+    # Half of as many batches in steps of one, half in steps of two; the share is of the steps.
+    doubled = {"batch_doublings": [0.66667], "steps": steps // 4 * 3} if steps % 4 == 0 else {}
+    return _scaled_votes(
+        steps,
+        model={"vote_bits": 4},
+        ternary={"carry": False, "spectral_clip": True},
+        phase=doubled,
+        rates=(0.07, 0.1, 0.1, 0.14),
+        float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
     )
 
 
