@@ -34,6 +34,7 @@ TEXTS: Final = {"shakespeare": "the built-in text", "topics": "help topics", "li
 STARTS: Final = {
     "pure": ("ternary,\nlogits x 2", PINK),
     "logits_1": ("ternary,\nlogits x 1", RED),
+    "vectors": ("vectors\nfloat", GREEN),
     "float_embedding_and_head": ("float", BLUE),
 }
 SHAPES: Final = {
