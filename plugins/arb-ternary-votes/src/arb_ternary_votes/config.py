@@ -115,7 +115,7 @@ class ScaledVotesConfig:
     spectral_clip: bool = option(
         False,
         "Votes of linears, but not of the head, are of a gradient whose 32 largest singular values (at most a quarter "
-        "of all) are cut to the least of them. It does about what orthogonal does, in less time.",
+        "of all) are cut to the least of them. It does about what orthogonal does, in less time in wide layers.",
         validator=instance_of(bool),
     )
     magnitude_decay: float = option(

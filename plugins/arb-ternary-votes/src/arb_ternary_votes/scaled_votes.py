@@ -72,7 +72,7 @@ class ScaledVotes(NormalisedVotes):
         orthogonal: whether votes of linears, but not of one called ``head``, are of a gradient of which half is
             orthogonalised (:mod:`arb_ternary_votes.orthogonal`); they are cast by factors also with int8 gradients.
         spectral_clip: whether they are instead of a gradient whose largest singular values are cut to the least of
-            them (:mod:`arb_ternary_votes.spectral_clip`), for less time.
+            them (:mod:`arb_ternary_votes.spectral_clip`), for less time in wide layers.
         magnitude_decay: of the running magnitudes.
         cell: quanta a trit; None takes 64, 7 or 1 for 8, 4 or 2 bits, in proportion to a module's ``accum_threshold``.
         exponent_rate: of the exponents, where they learn.
