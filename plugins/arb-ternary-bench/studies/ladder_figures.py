@@ -223,9 +223,9 @@ def budgets(result: Mapping[str, Any]) -> str:
 
 def distances(result: Mapping[str, Any]) -> str:
     """Loss minus that of float32, a line a size: means over the seeds that both have."""
-    ways = ("gains", "orthogonal", "votes8", "votes4", "pure", "qat", "bfloat16", "adamw8")
-    lines = [f"| linear weights | float32 | {' | '.join(ways)} |", f"|---:|---:|{'---:|' * len(ways)}"]
     found = {(each["way"], each["width"]): each for each in points(result)}
+    ways = [way for way in STYLES if way != "float32" and any(way == there for there, _ in found)]
+    lines = [f"| linear weights | float32 | {' | '.join(ways)} |", f"|---:|---:|{'---:|' * len(ways)}"]
     for width in sorted({width for _, width in found}):
         base = found["float32", width]
         cells = [_millions(base), _mean(base["losses"])]

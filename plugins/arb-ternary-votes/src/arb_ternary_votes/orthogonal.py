@@ -15,11 +15,11 @@ time.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from torch import Tensor
 
-from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 
 __all__ = ["ROUNDS", "TRANSFORM", "arguments", "half_orthogonal", "orthogonalised"]
@@ -30,13 +30,6 @@ TRANSFORM: Final = f"{__name__}:arguments"
 #: Of an odd polynomial that drives singular values in (0, 1] to between 0.7 and 1.2, and how often it is applied.
 POLYNOMIAL: Final = (3.4445, -4.7750, 2.0315)
 ROUNDS: Final = 3
-
-
-def arguments(
-    grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState
-) -> tuple[Tensor, Tensor, None, VoteState]:
-    """The arguments of a cast whose gradient is :func:`half_orthogonal`; see ``weight_gradients.arguments_of``."""
-    return arguments_of(half_orthogonal, grad, x, scale, state)
 
 
 def half_orthogonal(gradient: Tensor) -> Tensor:
@@ -57,3 +50,7 @@ def orthogonalised(gradient: Tensor) -> Tensor:
         square = x @ x.T
         x = first * x + (third * square + fifth * square @ square) @ x
     return x.T if tall else x
+
+
+#: The arguments of a cast whose gradient is :func:`half_orthogonal`.
+arguments: Final = partial(arguments_of, half_orthogonal)

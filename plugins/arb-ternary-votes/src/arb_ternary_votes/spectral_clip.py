@@ -13,13 +13,12 @@ and more. ``H`` has the same size in every micro-batch. Nothing is kept from one
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from arb_ternary.backends.vote_state import VoteState
 from arb_ternary_votes.weight_gradients import TINY, arguments_of, even
 
 __all__ = ["FLOOR", "RANK", "TRANSFORM", "arguments", "clipped"]
@@ -34,13 +33,6 @@ RANK: Final = 32
 FLOOR: Final = 1 / 256
 
 _SEED: Final = 0x5EED
-
-
-def arguments(
-    grad: Tensor, x: Tensor, scale: Tensor | None, state: VoteState
-) -> tuple[Tensor, Tensor, None, VoteState]:
-    """The arguments of a cast whose gradient is :func:`clipped`; see ``weight_gradients.arguments_of``."""
-    return arguments_of(clipped, grad, x, scale, state)
 
 
 def clipped(gradient: Tensor) -> Tensor:
@@ -80,3 +72,7 @@ def _start(columns: int, rank: int, device: torch.device) -> Tensor:
     """The same normal numbers every time, float32 ``[K, r]``."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(columns, rank, generator=generator).to(device)
+
+
+#: The arguments of a cast whose gradient is :func:`clipped`.
+arguments: Final = partial(arguments_of, clipped)

@@ -99,10 +99,8 @@ def make_linear(
     """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where it is not said."""
     if part in config.float_parts:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    kind: type[TernaryLinear] = TernaryLinear
-    if config.row_scales or config.linear_scales:
-        kind = RowScaledTernaryLinear if config.row_scales else ScaledTernaryLinear
-    return kind(
+    scaled = ScaledTernaryLinear if config.linear_scales else TernaryLinear
+    return (RowScaledTernaryLinear if config.row_scales else scaled)(
         in_features,
         out_features,
         group_size=config.exponent_groups,
