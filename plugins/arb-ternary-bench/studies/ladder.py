@@ -74,6 +74,10 @@ GAINS: Final = {
     **ORTHOGONAL, "float_parts": ["embedding", "head", "norms"], "inner_gains": True, "row_scales": True,
 }  # fmt: skip
 PURE: Final = {**VOTES, "float_parts": [], "embedding_scale_rule": "frozen", "logit_scale": 0}
+#: Without a float parameter: gains of all norms and factors of rows are means of trits.
+TRITS: Final = {
+    **PURE, "gradients": "float", "learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 8,
+}  # fmt: skip
 
 
 class Setting(NamedTuple):
@@ -125,7 +129,7 @@ TRIALS: Final[Mapping[int, Mapping[str, tuple[Setting, ...]]]] = {
 #: The ways, and whose settings they take.
 WAYS: Final[Mapping[str, str]] = {
     "votes8": "votes8", "votes4": "votes4", "pure": "pure", "qat": "qat", "float32": "float32", "bfloat16": "bfloat16",
-    "adamw8": "float32", "orthogonal": "votes8", "gains": "votes8",
+    "adamw8": "float32", "orthogonal": "votes8", "gains": "votes8", "trits": "pure",
 }  # fmt: skip
 #: Final runs, in this order, so that what is cut short lacks least: width, seed and ways.
 ALL: Final = ("votes8", "float32", "qat", "bfloat16", "adamw8", "pure", "votes4")
@@ -133,6 +137,7 @@ FINALS: Final[tuple[tuple[int, int, tuple[str, ...]], ...]] = (
     (640, 0, ALL[:4]), (320, 0, ALL), (192, 0, ALL), (96, 0, ALL), (96, 1, ALL), (192, 1, ALL[:3]), (320, 1, ALL[:3]),
     (640, 0, ("pure",)), *((width, seed, ("orthogonal",)) for seed in (0, 1) for width in (96, 192, 320)),
     (640, 0, ("orthogonal",)), *((width, seed, ("gains",)) for seed in (0, 1) for width in (96, 192, 320)),
+    *((width, 0, ("trits",)) for width in (96, 192, 320, 640)), *((width, 1, ("trits",)) for width in (96, 192, 320)),
 )  # fmt: skip
 
 
@@ -154,10 +159,10 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
     elif way == "qat":
         decoder |= QAT
         result["optimizer"] = {"name": "bitnet_adamw", "lr": lr, "weight_decay": 0.01, **setting.options}
-    elif way == "pure":
-        decoder |= PURE
+    elif way in ("pure", "trits"):
+        decoder |= TRITS if way == "trits" else PURE
         del phase["grad_clip"]
-        result["optimizer"] = {"name": "scaled_votes", "lr": rate}
+        result["optimizer"] = {"name": "scaled_votes", "lr": rate, **({"orthogonal": True} if way == "trits" else {})}
     else:
         votes: dict[str, Any] = {"name": "scaled_votes", "lr": rate}
         if way in ("orthogonal", "gains"):

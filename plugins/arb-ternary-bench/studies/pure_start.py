@@ -92,6 +92,21 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
         "model.logit_scale=0",
         'optimizer={"name":"split","ternary":{"name":"scaled_votes","lr":0.1},"float":{"name":"adamw","lr":0.006}}',
     ),
+    **{
+        f"trit_vectors{name}": (
+            "model.learned_norms=true",
+            "model.inner_gains=true",
+            "model.row_scales=true",
+            "model.vector_trits=8",
+            "model.logit_scale=0",
+            *more,
+        )
+        for name, more in {
+            "": (),
+            "_rate_0.15": ("optimizer.lr=0.15",),
+            "_orthogonal": ("optimizer.orthogonal=true",),
+        }.items()
+    },
     "rate_0.15": ("optimizer.lr=0.15",),
     **{f"head_{times:g}": (f'phases.0.rate_factors={{"head":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0, 8.0)},
     **{f"embedding_{times:g}": (f'phases.0.rate_factors={{"embedding":{times}}}',) for times in (0.25, 0.5, 2.0, 4.0)},

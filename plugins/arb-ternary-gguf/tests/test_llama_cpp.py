@@ -12,6 +12,7 @@ import torch
 from arb_ternary_text.data.shakespeare import load_text
 from arb_ternary_text.interchange.weights import TernaryWeight
 from arb_ternary_text.models.decoder import Decoder
+from arb_ternary_text.models.trit_vector import TritVector
 
 Make = Callable[..., Decoder]
 Export = Callable[..., Path]
@@ -57,6 +58,7 @@ def test_rounded_floats_load_and_agree(
 VARIANTS: list[dict[str, Any]] = [
     {"linear_scales": True},
     {"row_scales": True},
+    {"row_scales": True, "vector_trits": 8, "learned_norms": True, "inner_gains": True},
     {"query_key_value_bias": True},
     {"rotary_factors": [1 + i / 8 for i in range(32)], "rotary_base": 5e5},
     {"rotary_scaling": 4.0},
@@ -79,7 +81,7 @@ def fits(architecture: str, options: dict[str, Any]) -> bool:
     return "stored_eps" not in options and (architecture == "qwen3" or "inner_gains" not in options)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: " ".join(options))
 def test_options_of_the_decoder_reach_llama_cpp(
     decoder: Make, export: Export, llama_cpp: Any, ours: Any, options: dict[str, Any]
 ) -> None:
@@ -100,6 +102,9 @@ def stir(model: Decoder) -> None:
             module.scale.uniform_(0.5, 2, generator=generator)
         if name.endswith(("output_norm", "hidden_norm")) and hasattr(module, "eps") and model.config.stored_eps:
             module.eps = 0.3
+        if isinstance(module, TritVector):
+            shape = (module.shape.out_features, module.shape.in_features)
+            module.set_trits(torch.randint(-1, 2, shape, generator=generator).to(torch.int8))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 

@@ -65,7 +65,7 @@ class TernaryOptimizer(Optimizer):
     ``torch.optim.lr_scheduler`` may drive) and the rule's own entries; ``params`` are the packed weights. The state of
     a rule lives in the modules' integer buffers, so ``state_dict`` holds settings and counters only.
 
-    Modules come by qualified name; those whose thresholds differ get groups of their own.
+    Modules come by qualified name; those whose thresholds, or factors of the rate, differ get groups of their own.
     """
 
     takes_loss_signal: ClassVar[bool] = True
@@ -82,16 +82,17 @@ class TernaryOptimizer(Optimizer):
     def __init__(self, modules: Mapping[str, TernaryModule], defaults: Mapping[str, Any]) -> None:
         if not modules:
             raise ValueError("a ternary optimizer needs at least one ternary module")
-        by_thresholds: dict[tuple[int, int], list[TernaryModule]] = {}
+        alike: dict[tuple[float, int, int], list[TernaryModule]] = {}
         for module in modules.values():
-            by_thresholds.setdefault((module.accum_threshold, module.e_accum_threshold), []).append(module)
-        self._modules = list(by_thresholds.values())
+            kind = module.rate_factor, module.accum_threshold, module.e_accum_threshold
+            alike.setdefault(kind, []).append(module)
+        self._modules = list(alike.values())
         self.updates = 0
         self.skipped_updates = 0
         given = {"kind": "ternary", "lr": 1.0, **defaults}
-        groups = []
-        for thresholds, members in by_thresholds.items():
-            group: dict[str, Any] = {"params": [module.weight for module in members]}
+        groups: list[dict[str, Any]] = []
+        for (factor, *thresholds), members in alike.items():
+            group = {"params": [module.weight for module in members], "lr": given["lr"] * factor}
             for name, value in zip(("accum_threshold", "e_accum_threshold"), thresholds, strict=True):
                 group[name] = value if given.get(name) is None else given[name]
             groups.append(group)

@@ -72,6 +72,8 @@ class VoteMemory(nn.Module):
     vote_scale: Tensor | None
     vote_limits: Tensor
 
+    #: What optimizers multiply their rate by for modules of this kind.
+    rate_factor: float = 1.0
     #: Whether the first backward pass of a step keeps what its votes change, so that :meth:`undo_votes` can drop them.
     #: It costs a copy of the accumulators; off, votes that are cast stay.
     undoable = True

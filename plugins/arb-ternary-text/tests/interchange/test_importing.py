@@ -263,6 +263,43 @@ def test_float_matrices_become_trits_with_the_residue_in_the_accumulators() -> N
         assert int(votes.abs().max()) < CELLS_OF_THE_RULE[8]
 
 
+def float16_rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """A scale a row, as blocks of float16 hold them."""
+    return (0.05 + 0.4 * torch.rand(shape[0], 1, generator=generator)).half().float()
+
+
+@pytest.mark.parametrize("scales", ["fold", "float"])
+@pytest.mark.parametrize("architecture", ["bitnet", "llama"])
+def test_scales_of_rows_that_float16_holds_are_factors_of_rows(
+    restated: Restated, architecture: str, scales: Any
+) -> None:
+    source = published(architecture, scale=float16_rows)
+    # Of a whole matrix, as many numbers of float16 as one: its rows have the same factor.
+    key = source.tensors["blocks.0.attention.key"]
+    assert isinstance(key, ScaledTrits)
+    source.tensors["blocks.0.attention.key"] = ScaledTrits(key.trits, torch.tensor([0.375]), 32)
+    found = imported(source, scales=scales)
+    model = built(found)
+    compared(source, model, restated, 1e-5)
+    assert found.notes == ("rows have float factors, which learn; `--scales round` makes them powers of two",)
+    assert model.config.row_scales
+    assert not model.config.linear_scales
+    assert not model.config.stored_eps
+    factors = model.get_parameter("blocks.0.attention.key.row_scale")
+    assert torch.equal(factors, torch.full((16,), 0.75))
+    assert built(imported(source, scales="round")).config.row_scales is False
+
+
+def test_a_factor_that_no_norm_takes_is_refused_beside_factors_of_rows() -> None:
+    source = published("llama", scale=float16_rows)
+    down = source.tensors["blocks.1.feed_forward.down"]
+    assert isinstance(down, ScaledTrits)
+    source.tensors["blocks.1.feed_forward.down"] = ScaledTrits(down.trits, torch.tensor([0.3]), 48)
+    with pytest.raises(ConfigError, match=r"blocks\.1\.feed_forward\.down: no norm takes its factor") as error:
+        imported(source)
+    assert "--scales round" in error.value.hint
+
+
 def test_scales_that_no_factor_takes_are_refused_with_the_choice_that_works() -> None:
     def rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         return 0.1 + torch.rand(shape[0], 1, generator=generator)

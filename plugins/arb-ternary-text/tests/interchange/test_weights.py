@@ -12,8 +12,9 @@ from torch import Tensor
 from arb_ternary.errors import ConfigError
 from arb_ternary_text.interchange.weights import TernaryWeight, exported_weights, weight_of
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm
+from arb_ternary_text.models.rms_norm import OwnEps
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import TritVector
 
 Restated = Callable[[Mapping[str, Tensor], DecoderConfig, Tensor], Tensor]
 
@@ -32,7 +33,10 @@ def filled(**options: Any) -> Decoder:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         for module in model.modules():
-            if isinstance(module, OwnEpsRMSNorm):
+            if isinstance(module, TritVector):
+                shape = (module.shape.out_features, module.shape.in_features)
+                module.set_trits(torch.randint(-1, 2, shape, generator=generator).to(torch.int8))
+            if isinstance(module, OwnEps):
                 module.eps = float(torch.rand((), generator=generator)) * 0.1
             if isinstance(module, ScaledTernaryLinear):
                 module.scale.fill_(0.5 + float(torch.rand((), generator=generator)))
@@ -54,6 +58,8 @@ def filled(**options: Any) -> Decoder:
         {"stored_eps": True, "float_parts": ("linears", "embedding", "head")},
         {"architecture": "llama", "row_scales": True, "residual_scale": -1},
         {"row_scales": True, "stored_eps": True, "float_parts": ("norms",), "inner_gains": True},
+        {"row_scales": True, "vector_trits": 8, "stored_eps": True, "learned_norms": True, "inner_gains": True},
+        {"architecture": "qwen3", "row_scales": True, "vector_trits": 4, "float_parts": ("norms",)},
         {"architecture": "qwen3", "stored_eps": True, "query_key_value_bias": True},
     ],
 )  # fmt: skip

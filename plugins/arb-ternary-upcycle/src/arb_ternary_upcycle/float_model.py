@@ -68,6 +68,7 @@ def float_config(config: DecoderConfig) -> DecoderConfig:
         stored_eps=False,
         linear_scales=False,
         row_scales=False,
+        vector_trits=None,
         residual_scale=0,
         logit_scale=0,
         zero_head=False,

@@ -14,6 +14,7 @@ from arb_ternary_text.interchange.published import PublishedModel, ScaledTrits
 from arb_ternary_text.interchange.scales import split_scales, ternary_rows
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm
+from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 
 __all__ = ["Placement", "check_shape", "expected_tensors", "fill"]
@@ -107,6 +108,8 @@ def _give(name: str, found: Tensor | ScaledTrits, module: nn.Module) -> None:
         if isinstance(found, ScaledTrits):
             split = split_scales(name, found)
             module.set_trits(split.trits, split.exponents(shape.out_features, shape.group_size, shape.groups))
+            if isinstance(module, RowScaledTernaryLinear) and split.row_factors is not None:
+                module.row_scale.copy_(split.row_factors)
         else:
             trits, exponent, votes = ternary_rows(found, shape.group_size, shape.vote_bits)
             module.set_trits(trits, exponent, votes)

@@ -24,6 +24,7 @@ from arb_ternary_train.protocols import ImportedModel
 __all__ = ["imported"]
 
 _ENDS = ("embedding", "head")
+_ROUND = "Use `--scales round`, which takes the nearest power of two of each."
 #: Rows that are looked at together.
 _ROWS = 1024
 
@@ -37,6 +38,7 @@ class _Matrix:
     grouping: Grouping = "tensor"
     remainder: float | None = 1.0
     error: float = 0.0
+    by_rows: bool = True
 
 
 def imported(
@@ -48,8 +50,9 @@ def imported(
         published: the model in its format.
         scales: what becomes of scales that are no powers of two. ``fold``: they go into gains and eps where a norm can
             take them (:mod:`~arb_ternary_text.interchange.folding`), the model computes the same, and what no norm can
-            take stays a float factor of its linear. ``round``: each becomes the nearest power of two, and gains stay
-            as they are. ``float``: each linear keeps its scale as a float factor.
+            take stays a float factor of its linear, or of its rows where these have different ones. ``round``: each
+            becomes the nearest power of two, and gains stay as they are. ``float``: each linear keeps its scale as a
+            float factor.
         float_sources: what becomes of float matrices. ``keep``: embedding, head or linears are float parts. Where
             only some linears are ternary, all become float. ``ternary``: they become trits by the absmean rule, with
             the residue of the rounding in the accumulators.
@@ -86,6 +89,7 @@ class _Import:
         self.vectors: dict[str, Tensor] = {}
         self.eps: dict[str, float] = {}
         self.factors: dict[str, float] = {}
+        self.row_scales = False
 
     def result(self) -> ImportedModel:
         """Look at every tensor, decide, and say how the model is filled."""
@@ -135,7 +139,9 @@ class _Import:
                 if len(shape) == 1:
                     raise DataError(f"{name}: ternary, and a gain or bias has to be float")
                 split = split_scales(name, found)
-                self.matrices[name] = _Matrix((shape[0], shape[1]), True, split.grouping, split.remainder, split.error)
+                by_rows = split.row_factors is not None
+                facts = split.grouping, split.remainder, split.error, by_rows
+                self.matrices[name] = _Matrix((shape[0], shape[1]), True, *facts)
             elif not all(bool(torch.isfinite(part).all()) for part in torch.split(found, _ROWS)):
                 raise DataError(f"{name}: a number is not finite")
             elif len(shape) == 1:
@@ -188,18 +194,32 @@ class _Import:
                     f"{worst}"
                 )
             return
+        # Where one linear has factors of rows all of them do, and what these hold needs no other place.
+        self.row_scales = any(matrix.remainder is None for matrix in held.values())
         remainders: dict[str, float] = {}
         for name, matrix in held.items():
+            if self.row_scales and matrix.by_rows:
+                continue
             if matrix.remainder is None:
                 raise ConfigError(
                     f"{name}: its scales differ by more than powers of two, and no gain or factor takes them all",
-                    "Use `--scales round`, which takes the nearest power of two of each.",
+                    _ROUND,
                 )
             if matrix.remainder != 1.0:
                 remainders[name] = matrix.remainder
         if self.scales == "float":
             self.factors = remainders
-            return
+        else:
+            self._fold_all(remainders)
+        if self.row_scales:
+            self.notes.append("rows have float factors, which learn; `--scales round` makes them powers of two")
+        if self.row_scales and self.factors:
+            raise ConfigError(
+                f"{next(iter(self.factors))}: no norm takes its factor, and rows of other linears have factors",
+                _ROUND,
+            )
+
+    def _fold_all(self, remainders: Mapping[str, float]) -> None:
         for number in range(self.config.layers):
             self._fold(f"blocks.{number}.", remainders)
         if (factor := remainders.get("head")) is not None:
@@ -260,6 +280,7 @@ class _Import:
             "inner_gains": any(_has_gain(gains[name]) for name in inner),
             "stored_eps": bool(self.eps),
             "linear_scales": bool(self.factors),
+            "row_scales": self.row_scales,
             "query_key_value_bias": any(".biases." in name for name in self.vectors),
         }
         if groupings:

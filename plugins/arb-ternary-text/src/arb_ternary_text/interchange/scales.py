@@ -41,6 +41,7 @@ class Split:
         remainder: the factor, between ``sqrt(1/2)`` and ``sqrt(2)``, that all scales have beside a power of two; None
             where they do not have the same one, and ``T * 2**E`` is then only near ``W``.
         error: largest relative error of a scale that is rounded to its nearest power of two.
+        row_factors: float32 ``[N]``, as the remainder, where each row has one and float16 holds them; None elsewhere.
     """
 
     trits: Tensor
@@ -48,6 +49,7 @@ class Split:
     group_size: int
     remainder: float | None
     error: float
+    row_factors: Tensor | None = None
 
     @property
     def grouping(self) -> Grouping:
@@ -109,7 +111,15 @@ def split_scales(name: str, weight: ScaledTrits) -> Split:
         group_size,
         float(seen[0]) if same else None,
         float((1 / seen - 1).abs().max()),
+        _row_factors(rest.expand(rows, -1), known.expand(rows, -1)),
     )
+
+
+def _row_factors(rest: Tensor, known: Tensor) -> Tensor | None:
+    """The remainder of each row, 1 where it has no scale; see :class:`Split`."""
+    first = torch.where(known.any(dim=1), rest.gather(1, known.to(torch.int8).argmax(dim=1, keepdim=True))[:, 0], 1.0)
+    same = bool(((rest == first.unsqueeze(1)) | ~known).all())
+    return first.to(torch.float32) if same and torch.equal(first.to(torch.float16).to(first.dtype), first) else None
 
 
 def _filled(power: Tensor, known: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from arb_ternary_text.models.decoder import Decoder
 from arb_ternary_text.models.experts import Experts
 from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.parts import TiedHead
-from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
+from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
+from arb_ternary_text.models.row_scaled_linear import RowScaled
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import TritRMSNorm
 
 __all__ = ["HoldsTernaryWeight", "TernaryWeight", "exported_weights", "weight_of"]
 
@@ -86,10 +87,12 @@ def weight_of(module: nn.Module) -> TernaryWeight | Tensor:
         return module.dense_weight().view(-1).cpu()
     if isinstance(module, TernaryModule):
         scale = float(module.scale) if isinstance(module, ScaledTernaryLinear) else 1.0
-        rows = module.factors().cpu() if isinstance(module, RowScaledTernaryLinear) else None
+        rows = module.factors().cpu() if isinstance(module, RowScaled) else None
         return TernaryWeight(module.trits().cpu(), module.exponent.cpu(), module.shape.group_size, scale, rows)
     if isinstance(module, HoldsTernaryWeight):
         return module.ternary_weight()
+    if isinstance(module, TritRMSNorm):
+        return module.gains.values().cpu()
     if isinstance(module, RMSNorm):
         return torch.ones(module.normalized_shape) if module.weight is None else _floats(module.weight)
     weight = getattr(module, "weight", None)
@@ -154,9 +157,7 @@ def _block_weights(
 
 
 def _eps_scale(norm: nn.Module, model: Decoder) -> float:
-    if not isinstance(norm, OwnEpsRMSNorm | OwnEpsTernaryRMSNorm):
-        return 1.0
-    return math.sqrt(model.config.norm_eps / norm.eps)
+    return math.sqrt(model.config.norm_eps / norm.eps) if isinstance(norm, OwnEps) else 1.0
 
 
 def _times(weight: TernaryWeight | Tensor, factor: float) -> TernaryWeight | Tensor:

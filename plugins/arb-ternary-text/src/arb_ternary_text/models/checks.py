@@ -115,6 +115,8 @@ def _check_parts(config: DecoderConfig) -> None:
         )
     if config.row_scales and config.linear_scales:
         raise ValueError("'row_scales' and 'linear_scales' are factors of the same products; leave one of them out")
+    if config.vector_trits is not None and not (config.row_scales or config.ternary_gains):
+        raise ValueError("'vector_trits' needs 'row_scales', or 'learned_norms' without norms in 'float_parts'")
     if config.inner_gains and not (config.learned_norms or "norms" in config.float_parts):
         raise ValueError("'inner_gains' needs 'learned_norms', or norms in 'float_parts'")
     if config.inner_gains and not (config.has_sub_norms or config.has_query_key_norm):

@@ -15,6 +15,7 @@ from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
 from arb_ternary_text.models.checks import check_options
+from arb_ternary_text.models.trit_vector import VECTOR_TRITS
 
 __all__ = ["FLOAT_PARTS", "DecoderConfig", "FloatPart"]
 
@@ -225,8 +226,15 @@ class DecoderConfig:
     )
     row_scales: bool = option(
         False,
-        "each ternary linear has a float factor for each row beside its exponents, which learns as float parts do",
+        "each ternary linear has a factor for each row beside its exponents: a float, which learns as float parts do, "
+        "or, with vector_trits, ternary",
         validator=instance_of(bool),
+    )
+    vector_trits: Literal[4, 8, 16, 32] | None = option(
+        None,
+        "trits that each factor of row_scales and each ternary gain is 1 plus the mean of, from 0 to 2; null = float "
+        "factors, and gains of one trit",
+        validator=optional(in_(VECTOR_TRITS)),
     )
     scale_rule: Literal["residual", "frozen"] = option(
         "residual",
@@ -285,6 +293,8 @@ class DecoderConfig:
         added = changed and planned is not None and "ternary" in planned.kinds | planned.idle
         if not (self.ternary_linears or added):
             yield from without_effect(self, "no linear learns by votes", "group_size", "linear_scales", "row_scales")
+            if not self.ternary_gains:
+                yield from without_effect(self, "no linear learns by votes, and no gain", "vector_trits")
 
     @property
     def ternary_linears(self) -> bool:
@@ -359,7 +369,7 @@ class DecoderConfig:
     @property
     def float_vectors(self) -> bool:
         """Whether there are float vectors that learn, whatever ``float_parts`` says: biases, gates, keys, factors."""
-        rows = self.row_scales and self.ternary_linears
+        rows = self.row_scales and self.ternary_linears and self.vector_trits is None
         return rows or self.query_key_value_bias or self.attention_gate or self.null_key_value
 
     @property

@@ -8,6 +8,8 @@ gains with 1. Float parts are Gaussian; ternary ones take the nearest power of t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,8 +21,9 @@ from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import DecoderConfig, FloatPart
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
-from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear
+from arb_ternary_text.models.row_scaled_linear import RowScaledTernaryLinear, TritScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 
 __all__ = [
     "FloatLinear",
@@ -99,8 +102,11 @@ def make_linear(
     """A linear; ``part``: the one of ``float_parts`` that makes it float, those of the blocks where it is not said."""
     if part in config.float_parts:
         return FloatLinear(in_features, out_features, activations=config.activations)
-    scaled = ScaledTernaryLinear if config.linear_scales else TernaryLinear
-    return (RowScaledTernaryLinear if config.row_scales else scaled)(
+    kind: Callable[..., TernaryLinear] = ScaledTernaryLinear if config.linear_scales else TernaryLinear
+    if config.row_scales:
+        trits = config.vector_trits
+        kind = RowScaledTernaryLinear if trits is None else partial(TritScaledTernaryLinear, vector_trits=trits)
+    return kind(
         in_features,
         out_features,
         group_size=config.exponent_groups,
@@ -160,7 +166,10 @@ def make_norm(config: DecoderConfig, features: int, *, gain: bool, own_eps: bool
         own_eps: its eps is saved with the weights.
     """
     is_float = "norms" in config.float_parts
-    if gain and config.learned_norms and not is_float:
+    if gain and config.ternary_gains and config.vector_trits is not None:
+        kind = OwnEpsTritRMSNorm if own_eps else TritRMSNorm
+        return kind(features, eps=config.norm_eps, trits=config.vector_trits, gradients=config.gradients)
+    if gain and config.ternary_gains:
         return (OwnEpsTernaryRMSNorm if own_eps else TernaryRMSNorm)(
             features,
             eps=config.norm_eps,

@@ -1,0 +1,147 @@
+"""Gains and factors of rows that are means of trits and learn by votes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.decoder import Decoder, DecoderConfig
+from arb_ternary_text.models.rms_norm import RMSNorm
+from arb_ternary_text.models.row_scaled_linear import TritScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import VECTOR_TRITS, TritRMSNorm, TritVector
+from arb_ternary_train.audit import audit
+from arb_ternary_votes.scaled_votes import ScaledVotes
+from arb_ternary_votes.sign_votes import SignVotes
+
+SMALL: dict[str, Any] = {"width": 32, "layers": 1, "heads": 2, "feed_forward": 64, "max_length": 16}
+
+
+def drawn(vector: TritVector, seed: int = 1) -> np.ndarray:
+    """Give a vector other trits than those of its birth; they as numbers ``[N, D]``."""
+    shape = (vector.shape.out_features, vector.shape.in_features)
+    trits = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    vector.set_trits(trits)
+    return trits.numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("trits", VECTOR_TRITS)
+def test_numbers_are_1_at_birth_and_1_plus_the_mean_of_their_trits(trits: int) -> None:
+    vector = TritVector(5, trits)
+    assert torch.equal(vector(), torch.ones(5))
+    expected = 1 + drawn(vector).mean(axis=1)
+    assert np.array_equal(vector().detach().numpy(), expected)
+    assert np.array_equal(vector.values().numpy(), expected)
+    vector.set_trits(torch.full((5, trits), -1, dtype=torch.int8))
+    assert torch.equal(vector.values(), torch.zeros(5))
+
+
+@pytest.mark.parametrize("trits", VECTOR_TRITS)
+def test_every_number_is_exact_in_bfloat16(trits: int) -> None:
+    vector = TritVector(2 * trits + 1, trits)
+    held = torch.zeros(2 * trits + 1, trits, dtype=torch.int8)
+    for row in range(2 * trits + 1):
+        held[row, : abs(row - trits)] = 1 if row > trits else -1
+    vector.set_trits(held)
+    assert torch.equal(vector().bfloat16().float(), torch.arange(2 * trits + 1) / trits)
+
+
+def test_a_number_of_trits_that_is_no_power_of_two_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trits must be one of \(4, 8, 16, 32\), got 12"):
+        TritVector(3, 12)
+
+
+def test_each_trit_gets_the_vote_of_its_number() -> None:
+    vector = TritVector(3, 8)
+    SignVotes({"vector": vector})
+    before = vector.logical_votes().clone()
+    assert len(before[0].unique()) == 8  # they are spread, so that they turn one after another
+    assert torch.equal(before, before[:1].expand_as(before))
+    (vector() * torch.tensor([2.0, 0.0, -0.5])).sum().backward()
+    # A vote is the sign of the gradient, against it.
+    assert torch.equal(
+        vector.logical_votes() - before, torch.tensor([-1, 0, 1], dtype=torch.int8)[:, None].expand(3, 8)
+    )
+
+
+def test_they_learn_numbers_that_an_octave_apart_are_not() -> None:
+    """The least squares of numbers around 1: every one is found to within a step."""
+    wanted = torch.tensor([1.0, 0.7, 1.3, 0.4, 1.75, 1.05])
+    torch.manual_seed(0)
+    vector = TritVector(6, 16)
+    optimizer = ScaledVotes({"vector": vector}, lr=0.4, leak=0.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05]
+    for _ in range(300):
+        optimizer.zero_grad()
+        noise = 0.05 * torch.randn(6)
+        (vector() - wanted + noise).square().sum().backward()
+        optimizer.step()
+    assert (vector.values() - wanted).abs().max() <= 1 / 16
+
+
+def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
+    torch.manual_seed(3)
+    scaled = TritScaledTernaryLinear(64, 5, group_size=32, activations="float", vector_trits=8)
+    plain = TernaryLinear(64, 5, group_size=32, activations="float")
+    plain.set_trits(scaled.trits(), scaled.exponent)
+    factors = torch.from_numpy(1 + drawn(scaled.row_trits).mean(axis=1)).float()
+    x, other = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    grad = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
+    y, products = scaled(x), plain(other)
+    torch.testing.assert_close(y, factors * products, rtol=1e-6, atol=0)
+    before = scaled.row_trits.logical_votes().clone()
+    y.backward(grad)
+    products.backward(factors * grad)
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
+    assert torch.equal(scaled.votes, plain.votes)
+    # The vote of a factor's trits: against the sign of d/ds_n of sum(g s y), the sum over rows of g y.
+    voted = scaled.row_trits.logical_votes() - before
+    expected = -(grad * products).sum(dim=0).sign().to(torch.int8)
+    assert torch.equal(voted, expected[:, None].expand(5, 8))
+    torch.testing.assert_close(scaled.dense_weight(), factors.unsqueeze(1) * plain.dense_weight())
+
+
+def test_a_norm_multiplies_by_its_gains() -> None:
+    norm = TritRMSNorm(16, eps=1e-5, trits=8)
+    gains = 1 + drawn(norm.gains).mean(axis=1)
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    numbers = x.double().numpy()
+    expected = numbers / np.sqrt((numbers**2).mean(axis=1, keepdims=True) + 1e-5) * gains
+    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_one() -> None:
+    config = DecoderConfig(
+        **SMALL, row_scales=True, learned_norms=True, inner_gains=True, query_key_norm=True, vector_trits=8
+    )
+    model = Decoder(config, 16)
+    counted = audit(model)
+    assert (counted.float_parameters, counted.float_buffers) == (0, 0)
+    assert config.pure
+    assert config.planned().kinds == {"ternary"}
+    kinds = {type(module) for module in model.modules() if isinstance(module, TernaryModule | RMSNorm)}
+    assert {kind.__name__ for kind in kinds} == {
+        "TernaryEmbedding", "TritScaledTernaryLinear", "TritRMSNorm", "TritVector"
+    }  # fmt: skip
+    # A factor for each row of the seven linears and the head, a gain for each feature of five norms and the final one.
+    rows = 4 * 32 + 2 * 64 + 32 + 16 if config.feed_forward_activation == "swiglu" else 4 * 32 + 64 + 32 + 16
+    gains = 3 * 32 + 64 + 2 * 16 + 32
+    numbers = [each.shape.out_features for each in model.modules() if isinstance(each, TritVector)]
+    assert sum(numbers) == rows + gains
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"vector_trits": 8}, "'vector_trits' needs 'row_scales', or 'learned_norms'"),
+        ({"vector_trits": 8, "float_parts": ("norms",)}, "'vector_trits' needs 'row_scales', or 'learned_norms'"),
+        ({"vector_trits": 5, "row_scales": True}, "vector_trits"),
+    ],
+)
+def test_trits_of_no_vector_and_other_numbers_of_them_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DecoderConfig(**options)
