@@ -54,7 +54,7 @@ generate: $(VENV)/dev
 
 # The demo model, the same with float vectors, and with float embedding and head, against float32 and quantisation-aware
 # training: three seeds each, one table. `make generate` puts it into the pages.
-DEMOS := demo.yaml vectors.yaml float-ends.yaml bitnet.yaml float32.yaml
+DEMOS := demo.yaml plain.yaml vectors.yaml float-ends.yaml bitnet.yaml float32.yaml
 bench: $(VENV)/dev
 	$(BIN)/arb bench compare $(addprefix docs/examples/,$(DEMOS)) --out $(RESULTS)/demo.json
 

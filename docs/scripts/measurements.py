@@ -45,6 +45,7 @@ WHOLE = ROOT / "docs" / "explanation" / "whole-models.md"
 MODALITIES = ROOT / "docs" / "explanation" / "modalities.md"
 TITLES = {
     "demo": "ternary, `scaled_votes`",
+    "plain": "ternary, without gains and factors",
     "vectors": "ternary matrices, float vectors",
     "float-ends": "ternary; embedding and head float",
     "bitnet": "QAT, AdamW",

@@ -135,6 +135,7 @@ COMPANIONS: Final[dict[str, dict[str, Any]]] = {
 _ACTIVE: Final = {"blockwise_autotune_enabled": True, "blockwise_autotune_mode": "active"}
 #: Options that one option waits for, and the others of its component would make idle.
 COMPANIONS_OF: Final[dict[str, dict[str, Any]]] = {
+    "decoder.vector_trits": {"row_scales": True},
     "global.kd_temperature": {"kd_weight": 1.0},
     "blockwise.convergence_patience": {"convergence_target": 1e-9, "convergence_max_steps": 6},
     "blockwise.convergence_max_steps": {"convergence_target": 1e-9, "convergence_max_steps": 6},

@@ -65,7 +65,7 @@ def writes_in_llama_cpp_what_it_writes_here(folder: Path) -> None:
     assert sample["by_llama_cpp"](folder / "auto.gguf", "MACBETH.", max_tokens=60, seed=0)
 
 
-@pytest.mark.parametrize("other", ["vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"])
+@pytest.mark.parametrize("other", ["plain.yaml", "vectors.yaml", "float-ends.yaml", "float32.yaml", "bitnet.yaml"])
 def test_what_the_demo_is_compared_with_has_the_same_shape_data_and_tokens(other: str) -> None:
     """Rates and their schedules are each side's own: they are tuned."""
     ternary, compared = (to_plain(load_config(DEMO / name).config) for name in ("demo.yaml", other))

@@ -31,7 +31,7 @@ def test_the_readme_states_the_mean_loss_of_each_side() -> None:
         assert f"{row['state_bits_per_parameter']:.2f}" in readme
 
 
-@pytest.mark.parametrize("config", ["demo.yaml", "bitnet.yaml", "float32.yaml"])
+@pytest.mark.parametrize("config", ["demo.yaml", "plain.yaml", "bitnet.yaml", "float32.yaml"])
 def test_the_demo_and_what_it_is_compared_with_are_run_with_the_settings_that_tuning_chose(config: str) -> None:
     tuning = json.loads((ROOT / "plugins" / "arb-ternary-bench" / "results" / "demo-tuning.json").read_text())
     losses: dict[str, float] = tuning["losses"][config]

@@ -12,6 +12,7 @@ from torch import nn
 
 from arb_ternary.errors import UsageProblem
 from arb_ternary.ternary.linear import TernaryLinear
+from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_progressive.adapters import AdapterSpec
 from arb_ternary_progressive.config import PRECISIONS
 from arb_ternary_progressive.nvfp4 import pack_nvfp4, unpack_nvfp4
@@ -20,6 +21,7 @@ from arb_ternary_progressive.stack import Stack
 from arb_ternary_text.models.block import Block
 from arb_ternary_text.models.config import DecoderConfig
 from arb_ternary_text.models.parts import FloatLinear
+from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.checkpoint_format import tensor_digest
 
 CONFIG = DecoderConfig(width=32, heads=2, max_length=16, activations="float", float_parts=("embedding", "head"))
@@ -162,6 +164,16 @@ def test_gains_are_stored_as_the_rest_of_the_stack(precision: str) -> None:
     norm = stack.blocks[0].attention.norm
     x = torch.randn(3, 32)
     torch.testing.assert_close(norm(x), F.rms_norm(x, (32,), eps=1e-6))
+
+
+def test_float_stacks_of_a_model_whose_gains_are_of_trits_have_float_gains() -> None:
+    config = DecoderConfig(width=32, heads=2, max_length=16, learned_norms=True, vector_trits=8)
+    stack = stack_of("full", 1, config)
+    assert sum("norm" in name for name, _ in stack.named_parameters()) == 2
+    assert not any(isinstance(module, TernaryModule) for module in stack.modules())
+    ternary = stack_of("ternary", 1, config)
+    assert not [*ternary.parameters()]
+    assert sum(isinstance(module, TritVector) for module in ternary.modules()) == 2
 
 
 def test_an_eps_of_its_own_stays_with_a_norm_that_is_stored_in_another_precision() -> None:

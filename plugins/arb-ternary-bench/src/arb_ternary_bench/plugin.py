@@ -80,6 +80,11 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
             summary="the default rule for embedding and head too, with no float parameter",
         ),
         RecipeSpec(
+            name="scaled_votes_pure_trits",
+            target="arb_ternary_bench.quality.recipes:scaled_votes_pure_trits",
+            summary="orthogonalised gradients for everything, gains and factors of rows of trits: no float parameter",
+        ),
+        RecipeSpec(
             name="sign_votes_3",
             target="arb_ternary_bench.quality.recipes:sign_votes_3",
             summary="sign votes, three of them to a flip at full rate",

@@ -175,7 +175,9 @@ def block_config(config: DecoderConfig, precision: Precision, base: Base) -> Dec
         floats = ("norms",) if "norms" in config.float_parts else ()
     elif config.learned_norms or "norms" in config.float_parts:
         floats = ("linears", "norms")
-    return attrs.evolve(config, float_parts=floats)
+    # Where linears and gains are float nothing is left that trits could be the mean of.
+    trits = None if "linears" in floats else config.vector_trits
+    return attrs.evolve(config, float_parts=floats, vector_trits=trits)
 
 
 def native_precision(float_parts: Collection[str]) -> Precision:

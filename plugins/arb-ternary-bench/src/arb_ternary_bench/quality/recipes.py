@@ -20,6 +20,7 @@ __all__ = [
     "scaled_votes_gains",
     "scaled_votes_orthogonal",
     "scaled_votes_pure",
+    "scaled_votes_pure_trits",
     "scaled_votes_reset",
     "sign_votes_3",
     "sign_votes_8",
@@ -123,9 +124,19 @@ def scaled_votes_2bit(steps: int) -> Recipe:
 
 def scaled_votes_pure(steps: int) -> Recipe:
     """The default rule for embedding and head too: no float parameter is left."""
-    recipe = _scaled_votes(steps, model={"float_parts": [], "logit_scale": 1, "embedding_scale_rule": "frozen"})
+    return _pure(steps, {"logit_scale": 1}, {})
+
+
+def scaled_votes_pure_trits(steps: int) -> Recipe:
+    """Votes of orthogonalised gradients for everything, with vectors of trits: gains of all norms, factors of rows."""
+    vectors = {"learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 8}
+    return _pure(steps, vectors, {"orthogonal": True})
+
+
+def _pure(steps: int, model: Mapping[str, Any], votes: Mapping[str, Any]) -> Recipe:
+    recipe = _scaled_votes(steps, model={"float_parts": [], "embedding_scale_rule": "frozen", **model})
     return Recipe(
-        overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes"}},
+        overrides={**recipe.overrides, "optimizer": {"name": "scaled_votes", **votes}},
         trials=tuple({"optimizer": {"lr": rate_for(steps, rate)}} for rate in (0.07, 0.1, 0.14, 0.2)),
         without=("phase.grad_clip",),
     )
