@@ -20,6 +20,7 @@ from arb_ternary_cpu.isa import usable_isas
 from arb_ternary_text.models import native_decode
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_text.models.generate import generate
+from arb_ternary_text.models.trit_vector import TritVector
 
 VOCABULARY = 45
 FLOATS = ("embedding", "head", "norms")
@@ -33,6 +34,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"tie_embeddings": True, "float_parts": FLOATS, "rotary_factors": tuple(range(1, 9))},
     {"width": 20, "heads": 5, "head_dim": 6, "feed_forward": 7, "linear_scales": True, "stored_eps": True},
     {"width": 144, "feed_forward": 300, "head_dim": 160, "group_size": "row"},
+    {"row_scales": True, "feed_forward": 150, "residual_scale": -1, "logit_scale": 1},
+    {"row_scales": True, "vector_trits": 8, "learned_norms": True, "inner_gains": True, "stored_eps": True},
 )
 
 
@@ -92,8 +95,11 @@ def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
         model = Decoder(DecoderConfig(**(base | options)), VOCABULARY)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "row_scale")):
                 parameter.uniform_(0.5, 1.5)
+        for module in model.modules():
+            if isinstance(module, TritVector):
+                module.set_trits(torch.randint(-1, 2, module.trits().shape).to(torch.int8))
     if dtype is not torch.float32:
         model.set_dtype(dtype)
     return model.eval()

@@ -1,4 +1,4 @@
-"""The demo alone, and beside a busy loop on every core: what a machine that does something else as well costs.
+"""``plain.yaml`` alone, and beside a busy loop on every core: what a machine that does something else as well costs.
 
 ``python plugins/arb-ternary-bench/studies/busy.py``, on an otherwise idle machine, trains the demo twice, prints
 seconds, speeds and their ratio, and fails where the second run takes more than ``--limit`` times as long. With
@@ -23,7 +23,7 @@ from arb_ternary_bench.child import ChildRun
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_train.directory import RunDirectory
 
-DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
+PLAIN = Path(__file__).parents[3] / "docs" / "examples" / "plain.yaml"
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def busy_loops(count: int) -> Iterator[None]:
 def measured(directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Train the demo: seconds from start to end, tokens a second while it trained, threads."""
     started = time.monotonic()
-    child = ChildRun.start(DEMO, directory, overrides)
+    child = ChildRun.start(PLAIN, directory, overrides)
     if ended := child.wait().code:
         sys.exit(f"the run ended with {ended}\n{child.log_tail()}")
     seconds, record = time.monotonic() - started, RunDirectory(directory).record()

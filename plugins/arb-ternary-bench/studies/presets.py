@@ -1,9 +1,9 @@
-"""What each preset of an architecture costs against a decoder of none: the demo's sizes, data and steps, three seeds.
+"""What each preset of an architecture costs against a decoder of none: sizes, data, steps of ``plain.yaml``, 3 seeds.
 
     python plugins/arb-ternary-bench/studies/presets.py --out plugins/arb-ternary-bench/results/presets.json
 
-``sub_norms`` has norms of queries and keys and sub-norms besides, which is no preset; ``qwen3`` is the demo. Hidden
-sizes are such that all have the demo's number of weights, within 2 %; the tied bitnet has one table for embedding and
+``sub_norms`` has norms of queries and keys and sub-norms besides, which is no preset; ``qwen3`` is that file's. Hidden
+sizes are such that all have its number of weights, within 2 %; the tied bitnet has one table for embedding and
 head, and wider feed-forward layers in its place. A run that is in the file already is not repeated; every finished run
 is written at once.
 """
@@ -23,9 +23,9 @@ from typing import Any
 from arb_ternary_bench.compare import machine_facts
 from arb_ternary_bench.result_file import read_result, write_result
 
-DEMO = Path(__file__).parents[3] / "docs" / "examples" / "demo.yaml"
+PLAIN = Path(__file__).parents[3] / "docs" / "examples" / "plain.yaml"
 SEEDS = (0, 1, 2)
-#: What each has in place of the demo's options; null gives an option back to the preset.
+#: What each has in place of that file's options; null gives an option back to the preset.
 MODELS: dict[str, dict[str, Any]] = {
     "sub_norms": {"architecture": None, "activation": "swiglu", "query_key_norm": True},
     "llama": {"architecture": "llama", "activation": None, "query_key_norm": None},
@@ -47,7 +47,7 @@ def trained(model: str, seed: int, steps: int) -> dict[str, float]:
         **{f"model.{key}": value for key, value in MODELS[model].items()},
     }
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(DEMO), "--json", "--backend", "cpu"]
+        command = [sys.executable, "-m", "arb_ternary.cli.main", "train", str(PLAIN), "--json", "--backend", "cpu"]
         command += ["--run-dir", f"{directory}/run"]
         for key, value in overrides.items():
             command += ["-o", f"{key}={json.dumps(value)}"]

@@ -60,6 +60,9 @@ def rest(**model: Any) -> tuple[str, ...]:
     return (PLANES, f"optimizer={json.dumps({'name': 'split', 'ternary': ternary, 'float': _FLOAT})}", *changes)
 
 
+#: Vectors learn at a quarter of the rate of matrices, not at an eighth.
+FASTER: Final = 'phases.0.rate_factors={"*row_trits":2,"*gains":2}'
+
 #: What is changed in the config.
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "pure": (),
@@ -105,6 +108,8 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
             "": (),
             "_rate_0.15": ("optimizer.lr=0.15",),
             "_orthogonal": ("optimizer.orthogonal=true",),
+            "_faster": (FASTER,),
+            "_16_faster": (FASTER, "model.vector_trits=16"),
         }.items()
     },
     "rate_0.15": ("optimizer.lr=0.15",),

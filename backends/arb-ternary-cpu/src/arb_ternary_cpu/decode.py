@@ -188,12 +188,13 @@ class DecodeStep:
         shape: WeightShape = given.shape
         if outputs is not None and (shape.out_features, shape.in_features) != (outputs, inputs):
             raise ValueError(f"a weight must be [{outputs}, {inputs}], got {shape}")
-        factor = 0
+        factor, by_rows = 0, False
         if given.factor is not None:
-            kept = check_readable(given.factor, "factor", torch.float32, (1,))
+            by_rows = given.factor.numel() > 1
+            kept = check_readable(given.factor, "factor", torch.float32, (shape.out_features if by_rows else 1,))
             self._kept.append(kept)
             factor = kept.data_ptr()
-        return _native.Projection(*self._weight(given), *_sizes(shape), factor)
+        return _native.Projection(*self._weight(given), *_sizes(shape), factor, by_rows)
 
     def _norm(self, given: Any, features: int) -> _native.Norm:
         if given is None:

@@ -26,9 +26,9 @@ void bind_decode(nb::module_& m) {
   nb::class_<arb::Projection>(m, "Projection")
       .def(nb::init<>())
       .def("__init__", [](arb::Projection* self, Address packed, Address exponent, int64_t rows, int64_t columns,
-                          int64_t groups, int64_t group_size, Address factor) {
+                          int64_t groups, int64_t group_size, Address factor, bool by_rows) {
         new (self) arb::Projection{weight_of(packed, exponent, rows, columns, groups, group_size),
-                                   at<const float>(factor)};
+                                   at<const float>(factor), by_rows};
       });
 
   nb::class_<arb::DecodeLayer>(m, "DecodeLayer")

@@ -23,10 +23,11 @@ struct Norm {
   Weight row = {};
 };
 
-// A ternary linear; `factor` multiplies its results, null for 1.
+// A ternary linear; `factor` multiplies its results, null for 1: one number, or, `by_rows`, one for each output.
 struct Projection {
   Weight weight = {};
   const float* factor = nullptr;
+  bool by_rows = false;
 
   bool present() const { return weight.packed != nullptr; }
 };

@@ -26,11 +26,11 @@ from arb_ternary_train.config_file import read_document
 
 TINY = evolve(SIZES["tiny"], batch=1, block=8)
 EAGER = [way for way in train_ways(["torch"], compiled=False) if way.role != "qat"]
-DEMO = Path(__file__).parents[4] / "docs" / "examples" / "demo.yaml"
+PLAIN = Path(__file__).parents[4] / "docs" / "examples" / "plain.yaml"
 
 
 def test_the_demos_size_is_that_of_the_example() -> None:
-    example = read_document(DEMO).data
+    example = read_document(PLAIN).data
     config = TrainWay("torch/pure").config(SIZES["demo"])
     ours, theirs = config.model.options, example["model"]
     assert {key: getattr(ours, key) for key in theirs if key != "name"} | {"name": "decoder"} == {

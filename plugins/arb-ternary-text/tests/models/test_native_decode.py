@@ -177,6 +177,40 @@ def test_tensors_that_were_replaced_are_the_ones_of_the_next_step(kernel: Kernel
     assert len(kernel.plans) == 2
 
 
+@pytest.mark.parametrize("trits", [None, 8])
+def test_factors_and_gains_of_a_plan_follow_what_they_learn(kernel: Kernel, trits: int | None) -> None:
+    gains: dict[str, Any] = {} if trits is None else {"learned_norms": True, "vector_trits": trits}
+    model = decoder(row_scales=True, **gains)
+    cache = model.new_cache(1)
+    assert marked(step(model, cache))
+    assert marked(step(model, cache))
+    assert len(kernel.plans) == 1
+    query = model.blocks[1].attention.query
+    gain = model.blocks[0].feed_forward.norm
+    with torch.no_grad():
+        if trits is None:
+            query.row_scale[3] = 0.3
+        else:
+            query.row_trits.set_trits(torch.ones(16, 8, dtype=torch.int8))
+            gain.gains.set_trits(-torch.ones(16, 8, dtype=torch.int8))
+    assert marked(step(model, cache))
+    assert len(kernel.plans) == 2
+    before, after = (plan.layers[1].query.factor for plan in kernel.plans)
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, torch.ones(16))
+    expected = torch.full((16,), 2.0) if trits else torch.ones(16)
+    if trits is None:
+        expected[3] = 0.3
+        expected = expected.half().float()
+    else:
+        norm = kernel.plans[1].layers[0].feed_norm
+        assert norm is not None
+        assert norm.gain is not None
+        assert torch.equal(norm.gain, torch.zeros(16))
+    assert torch.equal(after, expected)
+
+
 def test_a_module_or_an_eps_that_was_replaced_is_seen(kernel: Kernel) -> None:
     model = decoder()
     cache = model.new_cache(1)

@@ -22,7 +22,7 @@ class WeightPlan:
 
     Attributes:
         packed, exponent, shape: as kernels take them.
-        factor: float32 ``[1]``, which multiplies the product; None = 1.
+        factor: float32 ``[1]``, which multiplies the product, or ``[N]``, one for each row of the weight; None = 1.
     """
 
     packed: Tensor

@@ -5,7 +5,8 @@ file names, ternary linears of int8 activations, and a stream of float32 or bflo
 as does a step with gradients, under autocast, inside a compiler, in an exact run, or with a hook on a module.
 
 What it saves is found when a cache meets its first token: the tensors of a model, which the kernel then reads where
-they lie, so that it follows what they learn. Before every token it is made sure that they are still the model's.
+they lie, so that it follows what they learn. Before every token it is made sure that they are still the model's, and
+that vectors of trits and factors of rows, which it is given as floats, are still the same numbers.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ from arb_ternary_text.models.fused import may_round_otherwise
 from arb_ternary_text.models.parts import TiedHead
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, OwnEpsTernaryRMSNorm, RMSNorm
 from arb_ternary_text.models.rotary import rotary_speeds
+from arb_ternary_text.models.row_scaled_linear import RowScaled, RowScaledTernaryLinear, TritScaledTernaryLinear
 from arb_ternary_text.models.scaled_linear import ScaledTernaryLinear
 from arb_ternary_text.models.transformer import Transformer
+from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm, TritVector
 
 __all__ = ["decode_token", "plan_of"]
 
 _Step = Callable[..., Tensor | None]
+#: What a plan has a form for.
+_LINEARS: Final = (TernaryLinear, ScaledTernaryLinear, RowScaledTernaryLinear, TritScaledTernaryLinear)
+_TERNARY_NORMS: Final = (TernaryRMSNorm, OwnEpsTernaryRMSNorm)
+_TRIT_NORMS: Final = (TritRMSNorm, OwnEpsTritRMSNorm)
 
 
 def decode_token(model: Transformer, tokens_B1: Tensor, cache: KeyValueCache) -> Tensor | None:
@@ -117,6 +124,8 @@ class _Watch:
         self._found: list[object] = []
         self._tensors: list[Tensor] = []
         self._addresses: list[int] = []
+        self._read: list[Tensor] = []
+        self._versions: list[int] = []
         self._hooks: list[Mapping[Any, Any]] = [
             hooks_of_all._global_forward_hooks,
             hooks_of_all._global_forward_pre_hooks,
@@ -133,6 +142,14 @@ class _Watch:
             self._addresses.append(found.data_ptr())
         return found
 
+    def note_numbers(self, place: Mapping[Any, Any], name: str) -> Any:
+        """As :meth:`note`, of a tensor that a plan holds another form of: its numbers are to stay, too."""
+        found = self.note(place, name)
+        _demand(not found.is_inference())  # these have no version
+        self._read.append(found)
+        self._versions.append(found._version)
+        return found
+
     def plain(self, module: nn.Module, *kinds: type[nn.Module]) -> bool:
         """Whether a module is of one of these types, and nobody has a hand in its call."""
         self._hooks += (module._forward_hooks, module._forward_pre_hooks)
@@ -145,7 +162,10 @@ class _Watch:
         except KeyError:
             return False
         # Moving a parameter leaves the object in its place, and gives it other memory.
-        return same and not any(self._hooks) and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
+        same = same and not any(self._hooks) and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
+        return same and all(
+            tensor._version == version for tensor, version in zip(self._read, self._versions, strict=True)
+        )
 
 
 def plan_of(model: Transformer, watch: _Watch | None = None) -> tuple[DecoderPlan, str]:
@@ -217,7 +237,7 @@ class _Reading:
     def _head(self, model: Transformer) -> WeightPlan | None:
         """The head as a ternary weight; None where its own module multiplies."""
         head = self._watch.note(model._modules, "head")
-        if type(head) in (TernaryLinear, ScaledTernaryLinear) and head.activations == "int8":
+        if type(head) in _LINEARS and head.activations == "int8":
             return self._linear(model, "head")
         if type(head) is TiedHead and head.activations == "int8" and type(head._embedding[0]) is TernaryEmbedding:
             _demand(self._watch.plain(head, TiedHead))
@@ -251,16 +271,24 @@ class _Reading:
     def _linear(self, parent: nn.Module, name: str) -> WeightPlan:
         watch = self._watch
         module = watch.note(parent._modules, name)
-        _demand(watch.plain(module, TernaryLinear, ScaledTernaryLinear))
+        _demand(watch.plain(module, *_LINEARS))
         _demand(watch.note(module.__dict__, "activations") == "int8" and module.bias is None)
-        factor = watch.note(module._buffers, "scale") if isinstance(module, ScaledTernaryLinear) else None
+        factor = None
+        if isinstance(module, ScaledTernaryLinear):
+            factor = watch.note(module._buffers, "scale")
+        elif isinstance(module, RowScaled):
+            if isinstance(module, TritScaledTernaryLinear):
+                self._trits(module, "row_trits")
+            else:
+                watch.note_numbers(module._parameters, "row_scale")
+            factor = module.factors()
         return self._weight(module, factor)
 
     def _norm(self, parent: nn.Module, name: str) -> NormPlan | None:
         watch = self._watch
         module = watch.note(parent._modules, name)
         _demand(
-            watch.plain(module, nn.Identity, RMSNorm, OwnEpsRMSNorm, TernaryRMSNorm, OwnEpsTernaryRMSNorm),
+            watch.plain(module, nn.Identity, RMSNorm, OwnEpsRMSNorm, *_TERNARY_NORMS, *_TRIT_NORMS),
         )
         if isinstance(module, nn.Identity):
             return None
@@ -268,7 +296,17 @@ class _Reading:
         if isinstance(module, TernaryRMSNorm):
             learned = watch.note(module.__dict__, "learned")
             return NormPlan(eps, row=self._weight(module) if learned else None)
+        if isinstance(module, TritRMSNorm):
+            return NormPlan(eps, gain=self._trits(module, "gains").values())
         return NormPlan(eps, gain=None if module.weight is None else self._floats(module, "weight"))
+
+    def _trits(self, parent: nn.Module, name: str) -> TritVector:
+        """A vector of trits, whose numbers the plan holds as floats."""
+        vector: TritVector = self._watch.note(parent._modules, name)
+        _demand(self._watch.plain(vector, TritVector))
+        _demand(self._watch.note_numbers(vector._buffers, "weight").is_cpu)
+        self._watch.note_numbers(vector._buffers, "exponent")
+        return vector
 
     def _weight(self, module: TernaryModule, factor: Tensor | None = None) -> WeightPlan:
         packed = self._watch.note(module._buffers, "weight")
