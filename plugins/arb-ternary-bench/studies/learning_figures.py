@@ -28,13 +28,15 @@ RESULTS: Final = Path(__file__).parents[1] / "results"
 #: Okabe and Ito, 2008.
 RED: Final = "#D55E00"
 GREEN: Final = "#009E73"
+ORANGE: Final = "#E69F00"
 BLUE: Final = "#0072B2"
 PINK: Final = "#CC79A7"
 TEXTS: Final = {"shakespeare": "the built-in text", "topics": "help topics", "library": "source code"}
 STARTS: Final = {
     "pure": ("ternary,\nlogits x 2", PINK),
     "logits_1": ("ternary,\nlogits x 1", RED),
-    "vectors": ("vectors\nfloat", GREEN),
+    "trit_vectors": ("vectors\nof trits", GREEN),
+    "vectors": ("vectors\nfloat", ORANGE),
     "float_embedding_and_head": ("float", BLUE),
 }
 SHAPES: Final = {
@@ -95,7 +97,7 @@ def chosen(runs: Iterable[Mapping[str, Any]], **wanted: object) -> list[Mapping[
 def draw_start(path: Path) -> None:
     """Losses of embedding and head ternary and float, every seed of three texts."""
     runs = runs_of("pure-start").values()
-    figure, panels = plt.subplots(1, 3, figsize=(9.6, 3.6), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(11.4, 3.6), layout="constrained")
     for axes, (text, title) in zip(panels, TEXTS.items(), strict=True):
         for place, (variant, (_, colour)) in enumerate(STARTS.items()):
             found = chosen(runs, text=text, variant=variant, measured_on="validation", steps=1000)

@@ -10,10 +10,11 @@ import torch
 
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.config import VECTOR_TRITS
 from arb_ternary_text.models.decoder import Decoder, DecoderConfig
 from arb_ternary_text.models.rms_norm import RMSNorm
 from arb_ternary_text.models.row_scaled_linear import TritScaledTernaryLinear
-from arb_ternary_text.models.trit_vector import VECTOR_TRITS, TritRMSNorm, TritVector
+from arb_ternary_text.models.trit_vector import TritRMSNorm, TritVector
 from arb_ternary_train.audit import audit
 from arb_ternary_votes.scaled_votes import ScaledVotes
 from arb_ternary_votes.sign_votes import SignVotes

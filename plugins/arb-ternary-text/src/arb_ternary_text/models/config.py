@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from attrs import Attribute, frozen
 from attrs.converters import optional as optional_converter
@@ -15,14 +15,16 @@ from arb_ternary.optim.protocol import Planned
 from arb_ternary.specs import TrainedPart
 from arb_ternary_text.models.architectures import PRESETS, Activation, preset_of
 from arb_ternary_text.models.checks import check_options
-from arb_ternary_text.models.trit_vector import VECTOR_TRITS
 
-__all__ = ["FLOAT_PARTS", "DecoderConfig", "FloatPart"]
+__all__ = ["FLOAT_PARTS", "VECTOR_TRITS", "DecoderConfig", "FloatPart"]
 
 FloatPart = Literal["embedding", "head", "norms", "linears"]
 
 #: The parts of a decoder that ``float_parts`` can name; all of them together make the float baseline.
 FLOAT_PARTS: tuple[FloatPart, ...] = ("embedding", "head", "norms", "linears")
+
+#: Trits that a number can be 1 plus the mean of: powers of two, so that the mean is a sum of ternary weights.
+VECTOR_TRITS: Final = (4, 8, 16, 32)
 
 #: Largest distance of a constant power-of-two factor from 1: beyond it float16 activations overflow or vanish.
 MAX_SCALE_EXPONENT = 16

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from arb_ternary.ternary.module import TernaryModule
+from arb_ternary_text.models.config import VECTOR_TRITS
 from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
 
-__all__ = ["VECTOR_TRITS", "OwnEpsTritRMSNorm", "TritRMSNorm", "TritVector"]
+__all__ = ["OwnEpsTritRMSNorm", "TritRMSNorm", "TritVector"]
 
-#: Trits that a number can be 1 plus the mean of: powers of two, so that the mean is a sum of ternary weights.
-VECTOR_TRITS: Final = (4, 8, 16, 32)
 #: Accumulators at birth reach from this to its opposite: one less than what flips a trit of the strictest rule.
 _FURTHEST: Final = 31
 
