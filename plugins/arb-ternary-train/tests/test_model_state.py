@@ -46,6 +46,7 @@ MODELS = {
     "experts": {"experts": 2},
     "four bits": {"vote_bits": 4},
     "two bits": {"vote_bits": 2},
+    "vectors of trits": {"row_scales": True, "learned_norms": True, "vector_trits": 4},
     "correlation": {"embedding_scale_rule": "correlation"},
 }
 

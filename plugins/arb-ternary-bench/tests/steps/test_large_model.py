@@ -123,8 +123,9 @@ def test_the_command_gives_json() -> None:
 
 def test_resident_memory_grows_with_what_is_held() -> None:
     before = resident.resident_bytes()
-    held = torch.ones(32 << 20, dtype=torch.uint8)
-    assert resident.resident_bytes() - before > 24 << 20
+    # Above 32 MiB glibc maps memory anew, whatever is free in its heap.
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    assert resident.resident_bytes() - before > 48 << 20
     assert resident.peak_bytes() >= resident.resident_bytes() - (1 << 20)
     del held
     available = resident.available_bytes()

@@ -31,6 +31,7 @@ from arb_ternary_votes.scaled_votes import ScaledVotes
 PLACES, STEPS, VOCABULARY = 3, 12, 37
 # Exponents that do not learn leave it to the flips to say that a decoded weight is stale.
 TIED = {"layers": 1, "tie_embeddings": True, "float_parts": ("norms",), "learned_norms": True, "scale_rule": "frozen"}
+VECTORS = {"layers": 2, "row_scales": True, "learned_norms": True, "vector_trits": 4, "scale_rule": "frozen"}
 EXPERTS = {"layers": 3, "experts": 4, "learned_norms": True}
 
 
@@ -138,10 +139,11 @@ def held_bytes(weight: Tensor) -> int:
     ("options", "recompute", "size"),
     [
         (TIED, True, 2),
+        (VECTORS, False, 2),
         pytest.param(EXPERTS, False, 2, marks=pytest.mark.slow),
         pytest.param(TIED, False, 3, marks=pytest.mark.slow),
     ],
-    ids=["tied-2", "experts-2", "tied-3"],
+    ids=["tied-2", "vectors-2", "experts-2", "tied-3"],
 )
 def test_ranks_with_rows_of_the_weights_train_as_one_process_does(
     options: dict[str, Any], recompute: bool, size: int
