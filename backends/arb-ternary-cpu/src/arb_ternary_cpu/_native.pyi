@@ -440,13 +440,22 @@ class Norm:
     ) -> None: ...
 
 class Projection:
-    """A ternary weight and the address of its factor, 0 for 1; or none at all."""
+    """A ternary weight and the address of its factor, or of one for each row, 0 for 1; or none at all."""
 
     @overload
     def __init__(self) -> None: ...
     @overload
     def __init__(
-        self, packed: int, exponent: int, rows: int, columns: int, groups: int, group_size: int, factor: int, /
+        self,
+        packed: int,
+        exponent: int,
+        rows: int,
+        columns: int,
+        groups: int,
+        group_size: int,
+        factor: int,
+        by_rows: bool,
+        /,
     ) -> None: ...
 
 class DecodeLayer:
