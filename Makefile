@@ -52,8 +52,8 @@ generate: $(VENV)/dev
 	$(BIN)/python tests/surface/surface.py --write
 	$(BIN)/python backends/arb-ternary-triton/tests/lane.py --write
 
-# The demo model, the same with float vectors, and with float embedding and head, against float32 and quantisation-aware
-# training: three seeds each, one table. `make generate` puts it into the pages.
+# The demo model, the same without vectors, with float ones, and with float embedding and head, against quantisation-aware
+# training and float32: three seeds each, one table. `make generate` puts it into the pages.
 DEMOS := demo.yaml plain.yaml vectors.yaml float-ends.yaml bitnet.yaml float32.yaml
 bench: $(VENV)/dev
 	$(BIN)/arb bench compare $(addprefix docs/examples/,$(DEMOS)) --out $(RESULTS)/demo.json

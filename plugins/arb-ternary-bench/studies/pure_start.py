@@ -60,9 +60,6 @@ def rest(**model: Any) -> tuple[str, ...]:
     return (PLANES, f"optimizer={json.dumps({'name': 'split', 'ternary': ternary, 'float': _FLOAT})}", *changes)
 
 
-#: Vectors learn at a quarter of the rate of matrices, not at an eighth.
-FASTER: Final = 'phases.0.rate_factors={"*row_trits":2,"*gains":2}'
-
 #: What is changed in the config.
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "pure": (),
@@ -106,10 +103,7 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
         )
         for name, more in {
             "": (),
-            "_rate_0.15": ("optimizer.lr=0.15",),
-            "_orthogonal": ("optimizer.orthogonal=true",),
-            "_faster": (FASTER,),
-            "_16_faster": (FASTER, "model.vector_trits=16"),
+            "_16_faster": ('phases.0.rate_factors={"*row_trits":2,"*gains":2}', "model.vector_trits=16"),
         }.items()
     },
     "rate_0.15": ("optimizer.lr=0.15",),

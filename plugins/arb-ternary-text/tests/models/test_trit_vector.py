@@ -128,8 +128,8 @@ def test_a_decoder_with_them_has_no_float_parameter_and_every_gain_and_row_is_on
     assert {kind.__name__ for kind in kinds} == {
         "TernaryEmbedding", "TritScaledTernaryLinear", "TritRMSNorm", "TritVector"
     }  # fmt: skip
-    # A factor for each row of the seven linears and the head, a gain for each feature of five norms and the final one.
-    rows = 4 * 32 + 2 * 64 + 32 + 16 if config.feed_forward_activation == "swiglu" else 4 * 32 + 64 + 32 + 16
+    # A factor for each row of the six linears and the head, a gain for each feature of six norms and the final one.
+    rows = 4 * 32 + 64 + 32 + 16
     gains = 3 * 32 + 64 + 2 * 16 + 32
     numbers = [each.shape.out_features for each in model.modules() if isinstance(each, TritVector)]
     assert sum(numbers) == rows + gains

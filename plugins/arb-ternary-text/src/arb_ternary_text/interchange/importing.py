@@ -212,12 +212,12 @@ class _Import:
         else:
             self._fold_all(remainders)
         if self.row_scales:
+            if self.factors:
+                raise ConfigError(
+                    f"{next(iter(self.factors))}: no norm takes its factor, and rows of other linears have factors",
+                    _ROUND,
+                )
             self.notes.append("rows have float factors, which learn; `--scales round` makes them powers of two")
-        if self.row_scales and self.factors:
-            raise ConfigError(
-                f"{next(iter(self.factors))}: no norm takes its factor, and rows of other linears have factors",
-                _ROUND,
-            )
 
     def _fold_all(self, remainders: Mapping[str, float]) -> None:
         for number in range(self.config.layers):
