@@ -11,7 +11,8 @@ by votes of orthogonalised gradients, which are float, also where float vectors 
 factors of rows. Between the two widths a rate is a power of the width, and other options are those of the nearer one.
 Final runs are measured on a part that nothing else reads. Speeds are those of short runs at the end, for which the
 machine should have nothing else to do. A run whose result is in ``--out`` is not repeated; every finished run is
-written at once. ``--only`` names final runs and makes no others, and no speeds.
+written at once. ``--only`` names final runs and makes no others, and no speeds; ``--float32`` has them multiply in
+float32, which a processor without instructions for bfloat16 does faster.
 """
 
 from __future__ import annotations
@@ -300,15 +301,20 @@ class Study:
         found: float = self.result["trials"][name]["loss"]
         return found
 
-    def final(self, way: str, width: int, seed: int, setting: Setting, *, compiled: bool = False) -> None:
-        """A final run, where it is missing."""
+    def final(
+        self, way: str, width: int, seed: int, setting: Setting, *, compiled: bool = False, float32: bool = False
+    ) -> None:
+        """A final run, where it is missing; ``float32``: its products are."""
         name = f"{way}-{width}-{seed}"
         if name not in self.result["finals"]:
             points = POINTS if width == WIDE else FEW_POINTS
             plain = config(way, width, self.steps, setting, seed=seed)
             plain["phases"][0]["compile_model"] = compiled
-            figures = self.run(name, plain, "validation", points)
             facts = {"way": way, "width": width, "seed": seed, **setting._asdict()}
+            if float32:
+                plain["phases"][0]["use_amp"] = False
+                facts["float32"] = True
+            figures = self.run(name, plain, "validation", points)
             facts["processor"] = machine_facts()["processor"]
             self.result["finals"][name] = {**facts, **figures}
             self.write()
@@ -353,7 +359,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--only", help="final runs to make, WAY-WIDTH-SEED,... (default: all)")
+    parser.add_argument("--float32", action="store_true", help="multiply in float32, in the runs of --only")
     arguments = parser.parse_args()
+    if arguments.float32 and not arguments.only:
+        parser.error("--float32 goes with --only: the other ways compare at bfloat16")
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     source = Source("source of Python's standard library", "PSF", library_source())
@@ -364,7 +373,8 @@ def main() -> None:
         for way in ways:
             if arguments.only and f"{way}-{width}-{seed}" not in arguments.only.split(","):
                 continue
-            study.final(way, width, seed, setting_at(width, *chosen[WAYS[way]]))
+            setting = setting_at(width, *chosen[WAYS[way]])
+            study.final(way, width, seed, setting, float32=arguments.float32)
     for way in () if arguments.only else TIMED:
         for compiled in (False, True) if way in COMPILED else (False,):
             study.speed(way, chosen[WAYS[way]][1], compiled=compiled)

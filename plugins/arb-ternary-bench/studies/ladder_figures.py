@@ -30,12 +30,13 @@ STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
     "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
     "pure": ("scaled votes, no float part", "#CC79A7", "o"),
+    "trits": ("the same, orthogonalised, vectors of trits", "#AA4499", "o"),
     "qat": ("QAT (BitNet b1.58), AdamW", "#009E73", "s"),
     "float32": ("float32, AdamW", "#0072B2", "D"),
     "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
 }
-VOTES: Final = ("gains", "orthogonal", "votes8", "votes4", "pure")
+VOTES: Final = ("gains", "orthogonal", "votes8", "votes4", "trits", "pure")
 #: The share of its budget at which float32 is to be reached.
 SHARE: Final = 0.8
 

@@ -55,6 +55,11 @@ def arb_register_recipes() -> Sequence[RecipeSpec]:
             summary="4-bit accumulators, clipped gradients, a batch that doubles: 6 bits a weight",
         ),
         RecipeSpec(
+            name="scaled_votes_4bit_gains",
+            target="arb_ternary_bench.quality.recipes:scaled_votes_4bit_gains",
+            summary="4-bit accumulators with that, gains of all norms and float factors of rows",
+        ),
+        RecipeSpec(
             name="scaled_votes_gains",
             target="arb_ternary_bench.quality.recipes:scaled_votes_gains",
             summary="orthogonalised gradients, gains of all norms and float factors of rows",

@@ -16,6 +16,7 @@ __all__ = [
     "scaled_votes_2bit",
     "scaled_votes_4bit",
     "scaled_votes_4bit_clipped",
+    "scaled_votes_4bit_gains",
     "scaled_votes_exact",
     "scaled_votes_gains",
     "scaled_votes_orthogonal",
@@ -31,6 +32,13 @@ __all__ = [
 #: fall sooner than the former: the last pair is for wider models.
 _VOTE_RATES: Final = (0.07, 0.1, 0.14, 0.09)
 _FLOAT_RATES: Final = (4e-3, 4e-3, 4e-3, 2.2e-3)
+
+#: Options of the model: gains of all norms and factors of rows are float, beside embedding and head.
+_FLOAT_VECTORS: Final[Mapping[str, Any]] = {
+    "float_parts": ["embedding", "head", "norms"],
+    "inner_gains": True,
+    "row_scales": True,
+}
 
 #: Learning rates of the float parts beside sign votes, and schedules, in every combination.
 _RATES: Final = (4e-3, 8e-3)
@@ -76,7 +84,7 @@ def scaled_votes_gains(steps: int) -> Recipe:
     """Votes of orthogonalised gradients, and float vectors by AdamW: gains of all norms, factors of rows."""
     return _scaled_votes(
         steps,
-        model={"float_parts": ["embedding", "head", "norms"], "inner_gains": True, "row_scales": True},
+        model=_FLOAT_VECTORS,
         ternary={"orthogonal": True},
         decay=0.1,
         rates=(0.1, 0.14, 0.1, 0.14),
@@ -105,13 +113,23 @@ def scaled_votes_4bit(steps: int) -> Recipe:
 
 def scaled_votes_4bit_clipped(steps: int) -> Recipe:
     """4-bit accumulators, gradients with a clipped spectrum, and a batch that doubles after half of the tokens."""
+    return _four_bits_clipped(steps, {})
+
+
+def scaled_votes_4bit_gains(steps: int) -> Recipe:
+    """The same, and float vectors by AdamW: gains of all norms, factors of rows."""
+    return _four_bits_clipped(steps, _FLOAT_VECTORS, decay=0.1)
+
+
+def _four_bits_clipped(steps: int, model: Mapping[str, Any], decay: float = 0.0) -> Recipe:
     # Half of as many batches in steps of one, half in steps of two; the share is of the steps.
     doubled = {"batch_doublings": [0.66667], "steps": steps // 4 * 3} if steps % 4 == 0 else {}
     return _scaled_votes(
         steps,
-        model={"vote_bits": 4},
+        model={"vote_bits": 4, **model},
         ternary={"carry": False, "spectral_clip": True},
         phase=doubled,
+        decay=decay,
         rates=(0.07, 0.1, 0.1, 0.14),
         float_rates=(4e-3, 4e-3, 5.6e-3, 5.6e-3),
     )
