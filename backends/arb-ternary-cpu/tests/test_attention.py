@@ -28,6 +28,7 @@ class Case(NamedTuple):
     features: int
     eps: tuple[float | None, float | None] = (None, None)
     turns: bool = False
+    gains: tuple[bool, bool] = (False, False)
 
 
 CASES = (
@@ -36,6 +37,9 @@ CASES = (
     Case(1, 3, 1, 64, 128, (1e-6, None)),
     Case(1, 1, 1, 530, 32),
     Case(3, 1, 1, 1, 2, (None, 0.1)),
+    Case(2, 4, 2, 70, 32, (0.1, 0.2), turns=True, gains=(True, True)),
+    Case(1, 2, 2, 33, 16, (0.1, 0.2), gains=(False, True)),
+    Case(2, 1, 1, 40, 18, (0.1, None), turns=True, gains=(True, False)),
 )
 
 
@@ -55,22 +59,35 @@ def drawn(case: Case, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor],
     return tensors, (angle.cos(), angle.sin()) if case.turns else None
 
 
+def gains_of(case: Case) -> list[Tensor | None]:
+    """Gains of queries and of keys around 1, where the case has any."""
+    made = torch.Generator().manual_seed(case.features)
+    drawn = [torch.rand(case.features, generator=made) + 0.5 for _ in range(2)]
+    return [gain if wanted else None for gain, wanted in zip(drawn, case.gains, strict=True)]
+
+
 def run(call: Call, case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None) -> list[Tensor]:
-    """What is seen, and the gradients of queries, keys and values."""
+    """What is seen, and the gradients of queries, keys and values, and of the gains."""
     *inputs, grad = tensors
-    rest = (angles, case.heads, case.key_heads, case.length, *case.eps)
+    gains = gains_of(case)
+    rest = (angles, case.heads, case.key_heads, case.length, *case.eps, *gains)
     seen, logs = call("attend", *inputs, *rest)
-    return [seen, *call("attend_backward", grad, *inputs, seen, logs, *rest)]
+    sums = [None if gain is None else torch.zeros_like(gain) for gain in gains]
+    gradients = call("attend_backward", grad, *inputs, seen, logs, *rest, *sums)
+    return [seen, *gradients, *(each for each in sums if each is not None)]
 
 
 def in_float64(case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] | None) -> tuple[list[Tensor], float]:
     """The same by torch, and the largest score."""
     leaves = [each.double().requires_grad_() for each in tensors[:3]]
+    gains = [None if gain is None else gain.double().requires_grad_() for gain in gains_of(case)]
 
-    def heads(x: Tensor, count: int, eps: float | None, turns: bool) -> Tensor:
+    def heads(x: Tensor, count: int, eps: float | None, turns: bool, gain: Tensor | None = None) -> Tensor:
         x = x.view(case.batch, case.length, count, case.features)
         if eps is not None:
             x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        if gain is not None:
+            x = x * gain
         x = x.transpose(1, 2)
         if turns and angles is not None:
             cos, sin = (each.double() for each in angles)
@@ -78,14 +95,15 @@ def in_float64(case: Case, tensors: list[Tensor], angles: tuple[Tensor, Tensor] 
             x = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return x
 
-    query = heads(leaves[0], case.heads, case.eps[0], True)
-    key, value = heads(leaves[1], case.key_heads, case.eps[1], True), heads(leaves[2], case.key_heads, None, False)
+    query = heads(leaves[0], case.heads, case.eps[0], True, gains[0])
+    key = heads(leaves[1], case.key_heads, case.eps[1], True, gains[1])
+    value = heads(leaves[2], case.key_heads, None, False)
     seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     seen = seen.transpose(1, 2).reshape(tensors[0].shape)
     seen.backward(tensors[3].double())
     shared = key.repeat_interleave(case.heads // case.key_heads, dim=1)
     largest = float((query @ shared.mT).detach().abs().max()) / case.features**0.5
-    gradients = [each.grad for each in leaves]
+    gradients = [each.grad for each in (*leaves, *gains) if each is not None]
     assert all(each is not None for each in gradients)
     return [seen.detach(), *(each for each in gradients if each is not None)], largest
 
@@ -102,7 +120,7 @@ def test_attention_and_its_gradients_are_those_of_float64(call: Call, dtype: tor
     if dtype != torch.float32:
         roundings += 4 * torch.finfo(dtype).eps / 2
     for found, right in zip(run(call, case, tensors, angles), wanted, strict=True):
-        assert found.dtype == dtype
+        assert found.dtype == (torch.float32 if found.dim() == 1 else dtype)
         # Operands are of size 1; gradients can be 0 because terms of that size cancel.
         bound = roundings * (1 + largest) * max(1.0, float(right.abs().max()))
         assert float((found.double() - right).abs().max()) < bound
@@ -163,7 +181,7 @@ def test_results_depend_neither_on_threads_nor_on_other_sequences() -> None:
     def native(name: str, *arguments: Any) -> Any:
         return kernels[name](*arguments)
 
-    case = Case(3, 4, 2, 70, 32, (0.1, 0.1), turns=True)
+    case = Case(3, 4, 2, 70, 32, (0.1, 0.1), turns=True, gains=(True, True))
     before = torch.get_num_threads()
     try:
         for dtype in (torch.float32, torch.bfloat16):
@@ -174,7 +192,8 @@ def test_results_depend_neither_on_threads_nor_on_other_sequences() -> None:
             for one, other in zip(alone, run(native, case, tensors, angles), strict=True):
                 assert torch.equal(one, other)
             second = [each[70:140] for each in tensors]
-            for one, other in zip(alone, run(native, case._replace(batch=1), second, angles), strict=True):
+            # Gains are those of all sequences.
+            for one, other in zip(alone[:4], run(native, case._replace(batch=1), second, angles)[:4], strict=True):
                 assert torch.equal(one[70:140], other)
     finally:
         torch.set_num_threads(before)
@@ -216,6 +235,9 @@ ONE, LOGS = torch.ones(4, 8), torch.ones(2, 2, 2)
         ("attend", (ONE, ONE, ONE.bfloat16(), None, 2, 2, 2, None, None), "value must be"),
         ("attend", (ONE.double(), ONE, ONE, None, 2, 2, 2, None, None), "float32, bfloat16 and float16"),
         ("attend", (ONE, ONE, ONE, (torch.ones(2, 3),) * 2, 2, 2, 2, None, None), "cos must be"),
+        ("attend", (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, torch.ones(3)), "query_gain must be"),
+        ("attend", (ONE, ONE, ONE, None, 2, 2, 2, 0.1, None, None, torch.ones(4)), "key_gain needs rows"),
+        ("attend_backward", (ONE,) * 5 + (LOGS, None, 2, 2, 2, 0.1, 0.1, torch.ones(4)), "given together"),
         ("attend_backward", (ONE[:2], ONE, ONE, ONE, ONE, LOGS, None, 2, 2, 2, None, None), "grad must be"),
         ("attend_backward", (ONE, ONE, ONE, ONE, ONE[:2], LOGS, None, 2, 2, 2, None, None), "seen must be"),
         ("attend_backward", (ONE, ONE, ONE, ONE, ONE, LOGS[:1], None, 2, 2, 2, None, None), "logs must be"),

@@ -110,6 +110,74 @@ def test_the_gradient_of_a_norm_is_that_of_float64(
     assert ((found.double() - leaf.grad).abs() <= bound).all()
 
 
+def gain_of(columns: int) -> Tensor:
+    """Gains around 1."""
+    return torch.rand(columns, generator=torch.Generator().manual_seed(columns)) + 0.5
+
+
+def assert_sums(found: Tensor, wanted: Tensor | None, terms: int, size: float) -> None:
+    """Sums of so many terms of this size, in float32."""
+    assert wanted is not None
+    assert float((found.double() - wanted).abs().max()) <= (terms + 16) * UNIT * size * terms**0.5 + 1e-7
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 15), (1, 1), (300, 161)])
+def test_a_gain_follows_the_norm_and_learns(call: Call, dtype: torch.dtype, rows: int, columns: int) -> None:
+    made = torch.Generator().manual_seed(columns)
+    x, grad, other = (torch.randn(rows, columns, generator=made).to(dtype) for _ in range(3))
+    gain = gain_of(columns)
+    q, scale, r = call("normalise_quantize", x, 1e-6, gain)
+    leaf, factors = x.double().requires_grad_(), gain.double().requires_grad_()
+    y = normed(leaf, 1e-6) * factors
+    assert_quantised(q, scale, y.detach())
+    y.backward(grad.double() + other.double())  # type: ignore[no-untyped-call]
+    grad_gain = torch.full_like(gain, 2.0)
+    found = call("normalise_quantize_backward", [grad, other], x, r, x.shape, gain, grad_gain)
+    assert leaf.grad is not None
+    size = float((grad.double().abs() + other.double().abs()).max()) * float(r.max()) * 1.5 * (1 + columns)
+    bound = roundings(columns) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
+    assert ((found.double() - leaf.grad).abs() <= bound).all()
+    # What was there stays.
+    assert_sums(grad_gain - 2, factors.grad, rows, 2 + 8 * float(r.max()) * float(x.abs().max()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 15), (70, 161)])
+def test_a_gain_follows_the_norm_of_an_activation(call: Call, kind: str, rows: int, columns: int) -> None:
+    made = torch.Generator().manual_seed(columns)
+    gate, up, grad = (torch.randn(rows, columns, generator=made) for _ in range(3))
+    gain, grad_gain = gain_of(columns), torch.zeros(columns)
+    given_gate = None if kind == "relu2" else gate
+    q, scale, r = call("activate_quantize", given_gate, up, kind, 1e-6, gain)
+    leaves, factors = [each.double().requires_grad_() for each in (gate, up)], gain.double().requires_grad_()
+    y = normed(activated(None if kind == "relu2" else leaves[0], leaves[1], kind), 1e-6) * factors
+    assert_quantised(q, scale, y.detach())
+    y.backward(grad.double())  # type: ignore[no-untyped-call]
+    found = call("activate_quantize_backward", grad, given_gate, up, kind, r, gain, grad_gain)
+    for one, leaf in zip(found, leaves, strict=True):
+        if one is not None:
+            assert leaf.grad is not None
+            # Rows of one or two positive numbers are divided by little.
+            size = float(r.max()) * 64 * (1 + columns)
+            assert float((one.double() - leaf.grad).abs().max()) <= roundings(columns) * UNIT * size
+    assert_sums(grad_gain, factors.grad, rows, 4 * 20)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 15), (1, 1), (300, 161)])
+def test_factors_of_columns_learn(call: Call, dtype: torch.dtype, rows: int, columns: int) -> None:
+    made = torch.Generator().manual_seed(columns)
+    x, grad = (torch.randn(rows, columns, generator=made).to(dtype) for _ in range(2))
+    factor = gain_of(columns)
+    grad_factor = torch.full_like(factor, 2.0)
+    found = call("scale_columns_backward", grad, x, factor, grad_factor)
+    wanted = grad.double() * factor.double()
+    assert found.dtype == dtype
+    assert_near(found, wanted, 2)
+    assert_sums(grad_factor - 2, (grad.double() * x.double()).sum(0), rows, 20)
+
+
 @pytest.mark.parametrize("strides", ["heads first", "positions first", "turned around"])
 @pytest.mark.parametrize("features", [2, 40])
 def test_heads_in_pieces_are_one_row(call: Call, strides: str, features: int) -> None:
@@ -186,27 +254,29 @@ def test_what_is_not_finite_reaches_the_scale(call: Call) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "features", "eps", "turns"),
+    ("heads", "features", "eps", "turns", "gains"),
     [
-        (1, 2, None, True),
-        (3, 10, 0.1, True),
-        (2, 32, 0.1, True),
-        (4, 72, None, True),
-        (2, 34, None, False),
-        (2, 6, 0.1, False),
+        (1, 2, None, True, False),
+        (3, 10, 0.1, True, False),
+        (2, 32, 0.1, True, True),
+        (4, 72, None, True, False),
+        (2, 34, None, False, False),
+        (2, 6, 0.1, False, True),
     ],
 )
 def test_heads_are_normalised_and_turned(
-    call: Call, dtype: torch.dtype, heads: int, features: int, eps: float | None, turns: bool
+    call: Call, dtype: torch.dtype, heads: int, features: int, eps: float | None, turns: bool, gains: bool
 ) -> None:
     batch, length = 2, 3
     made = torch.Generator().manual_seed(features)
     x = torch.randn(batch * length, heads * features, generator=made).to(dtype)
     angle = torch.rand(length, features // 2, generator=made) * 7
     angles = (angle.cos(), angle.sin()) if turns else None
-    y, r = call("turn_heads", x, angles, heads, length, eps)
-    leaf = x.double().requires_grad_()
+    gain = gain_of(features) if gains else None
+    y, r = call("turn_heads", x, angles, heads, length, eps, gain)
+    leaf, factors = x.double().requires_grad_(), gain_of(features).double().requires_grad_()
     split = normed(leaf.view(batch, length, heads, features), eps).transpose(1, 2)
+    split = split * factors if gains else split
     if angles is not None:
         cos, sin = (each.double() for each in angles)
         first, second = split.chunk(2, dim=-1)
@@ -220,8 +290,11 @@ def test_heads_are_normalised_and_turned(
     split.backward(grad.double())  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     for given_grad in (grad, grad.transpose(1, 2).contiguous().transpose(1, 2)):
-        found = call("turn_heads_backward", given_grad, None if r is None else x, angles, r)
-        size = grad.double().abs().amax() * (1 + features) * (1.0 if r is None else float(r.max()))
+        grad_gain = None if gain is None else torch.zeros_like(gain)
+        found = call("turn_heads_backward", given_grad, None if r is None else x, angles, r, gain, grad_gain)
+        if grad_gain is not None:
+            assert_sums(grad_gain, factors.grad, batch * length * heads, 20)
+        size = 1.5 * grad.double().abs().amax() * (1 + features) * (1.0 if r is None else float(r.max()))
         bound = roundings(features) * UNIT * size + unit_of(dtype) * leaf.grad.abs() * (1 + 1e-6) + 1e-7
         assert ((found.double() - leaf.grad).abs() <= bound).all()
 
@@ -266,6 +339,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
     def results() -> list[Tensor]:
         q, scale, r = kernels["normalise_quantize"](x, 1e-6)
+        sums = [torch.zeros(160), torch.zeros(160), torch.zeros(40)]
         hidden = kernels["activate_quantize"](gate, x, "swiglu", 1e-6)
         y, r_heads = kernels["turn_heads"](x, angles, 4, 100, 1e-6)
         return [
@@ -278,6 +352,11 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             *kernels["activate_quantize_backward"](gate, gate, x, "swiglu", hidden[2]),
             kernels["turn_heads_backward"](y, x, angles, r_heads),
             *kernels["quantize_gradients"](x, scale, 1, 2, 3, 4),
+            kernels["normalise_quantize_backward"]([gate, x], x, r, x.shape, x[0].clone(), sums[0]),
+            *kernels["activate_quantize_backward"](gate, gate, x, "swiglu", hidden[2], x[0].clone(), sums[1]),
+            kernels["turn_heads_backward"](y, x, angles, r_heads, x[0, :40].clone(), sums[2]),
+            kernels["scale_columns_backward"](gate, x, x[0].clone(), sums[0]),
+            *sums,
         ]
 
     before = torch.get_num_threads()
@@ -289,6 +368,10 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             assert torch.equal(one, other)
     finally:
         torch.set_num_threads(before)
+
+
+#: Rows ``x``, their factors and their size.
+NORMED = (torch.ones(2, 3), torch.ones(2), (2, 3))
 
 
 def test_tensors_without_elements_give_such(call: Call) -> None:
@@ -308,6 +391,20 @@ def test_tensors_without_elements_give_such(call: Call) -> None:
         ("normalise_quantize_backward", ([], None, None, (2, 3)), "1 to 3 gradients"),
         ("normalise_quantize_backward", ([torch.ones(2, 3)], None, torch.ones(2), (2, 3)), "x must be"),
         ("normalise_quantize_backward", ([torch.ones(2, 4)], None, None, (2, 3)), "grad must be"),
+        ("normalise_quantize", (torch.ones(2, 3), 1e-6, torch.ones(4)), "gain must be"),
+        ("normalise_quantize", (torch.ones(2, 3), None, torch.ones(3)), "gain needs rows that are normalised"),
+        ("normalise_quantize_backward", ([torch.ones(2, 3)], *NORMED, torch.ones(3)), "given together"),
+        ("normalise_quantize_backward", ([torch.ones(2, 3)], *NORMED, None, torch.ones(3)), "given together"),
+        (
+            "normalise_quantize_backward",
+            ([torch.ones(2, 3)], *NORMED, *(torch.ones(3), torch.ones(2))),
+            "grad_gain must",
+        ),
+        ("activate_quantize", (None, torch.ones(2, 4), "relu2", 0.1, torch.ones(3)), "gain must be"),
+        ("scale_columns_backward", (torch.ones(2, 3), torch.ones(2, 4), *[torch.ones(3)] * 2), "x must be"),
+        ("scale_columns_backward", (torch.ones(2, 3), torch.ones(2, 3), *[torch.ones(4)] * 2), "factor must be"),
+        ("scale_columns_backward", (torch.ones(3), torch.ones(3), *[torch.ones(3)] * 2), "2 dimensions"),
+        ("turn_heads", (torch.ones(4, 8), None, 2, 2, 0.1, torch.ones(8)), "gain must be"),
         ("activate_quantize", (None, torch.ones(2, 4), "swiglu", None), "needs a gate"),
         ("activate_quantize", (torch.ones(2, 4), torch.ones(2, 4), "relu2", None), "has no gate"),
         ("activate_quantize", (torch.ones(2, 4), torch.ones(2, 4), "gelu", None), "must be one of"),

@@ -245,7 +245,8 @@ def lookup_rows(
 ) -> int: ...
 
 # --- between the products of a block ----------------------------------------------------------------------------------
-# Rows in pieces: heads, features of a head, length, strides of batch, head and position in elements.
+# Rows in pieces: heads, features of a head, length, strides of batch, head and position in elements. Gains are 0 for
+# none; for a backward they are followed by what their gradients are added to.
 
 def normalise_quantize(
     isa: int,
@@ -255,6 +256,7 @@ def normalise_quantize(
     dtype: int,
     rows: int,
     eps: float,
+    gain: int,
     q: int,
     scale: int,
     r: int,
@@ -269,6 +271,7 @@ def normalise_back(
     x: int,
     sizes: tuple[int, ...],
     r: int,
+    gain: tuple[int, int],
     dtype: int,
     rows: int,
     out: int,
@@ -285,6 +288,7 @@ def activate_quantize(
     rows: int,
     columns: int,
     eps: float,
+    gain: int,
     q: int,
     scale: int,
     r: int,
@@ -298,11 +302,24 @@ def activate_back(
     gate: int,
     up: int,
     r: int,
+    gain: tuple[int, int],
     dtype: int,
     rows: int,
     columns: int,
     grad_gate: int,
     grad_up: int,
+    /,
+) -> None: ...
+def scale_columns_back(
+    isa: int,
+    threads: int,
+    grad: int,
+    x: int,
+    factor: tuple[int, int],
+    dtype: int,
+    rows: int,
+    columns: int,
+    out: int,
     /,
 ) -> None: ...
 def turn_heads(
@@ -316,6 +333,7 @@ def turn_heads(
     cos: int,
     sin: int,
     eps: float,
+    gain: int,
     r: int,
     /,
 ) -> None: ...
@@ -330,6 +348,7 @@ def turn_heads_back(
     cos: int,
     sin: int,
     r: int,
+    gain: tuple[int, int],
     out: int,
     /,
 ) -> None: ...
@@ -352,13 +371,14 @@ def quantize_both(
 ) -> None: ...
 
 # --- attention --------------------------------------------------------------------------------------------------------
-# `inputs`: queries, keys, values, cosines, sines (0 for none); `sizes`: batch, length, heads, key heads, features. An
-# eps below 0: heads are not normalised.
+# `inputs`: queries, keys, values, cosines, sines, gains of queries and of keys (the last four 0 for none); `sizes`:
+# batch, length, heads, key heads, features; `grads`: of queries, keys, values, and of both gains. An eps below 0: heads
+# are not normalised.
 
 def attend(
     isa: int,
     threads: int,
-    inputs: tuple[int, int, int, int, int],
+    inputs: tuple[int, int, int, int, int, int, int],
     dtype: int,
     sizes: tuple[int, int, int, int, int],
     query_eps: float,
@@ -370,7 +390,7 @@ def attend(
 def attend_back(
     isa: int,
     threads: int,
-    inputs: tuple[int, int, int, int, int],
+    inputs: tuple[int, int, int, int, int, int, int],
     dtype: int,
     sizes: tuple[int, int, int, int, int],
     query_eps: float,
@@ -378,9 +398,7 @@ def attend_back(
     seen: int,
     logs: int,
     grad: int,
-    grad_query: int,
-    grad_key: int,
-    grad_value: int,
+    grads: tuple[int, int, int, int, int],
     /,
 ) -> None: ...
 

@@ -19,6 +19,8 @@ __all__ = [
     "WORD",
     "check_contiguous",
     "check_exponent",
+    "check_gain",
+    "check_gains",
     "check_packed",
     "check_readable",
     "check_shape",
@@ -57,6 +59,37 @@ def float_dtype(dtype: torch.dtype, name: str) -> int:
 def native_eps(eps: float | None) -> float:
     """What is added to a mean square below a root, as kernels are told it; -1 where rows are not normalised (None)."""
     return -1.0 if eps is None else eps
+
+
+def check_gain(gain: Tensor | None, normed: bool, features: int, name: str = "gain") -> Tensor | None:
+    """What rows are multiplied by after their norm, float32 and contiguous, if anything.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_readable`; ValueError too where rows have no norm.
+    """
+    if gain is None:
+        return None
+    if not normed:
+        raise ValueError(f"{name} needs rows that are normalised")
+    return check_readable(gain, name, torch.float32, (features,))
+
+
+def check_gains(
+    gain: Tensor | None, grad: Tensor | None, normed: bool, features: int, name: str = "gain"
+) -> tuple[Tensor | None, tuple[int, int]]:
+    """The gain, and its address and that of what its gradient is added to.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_gain` and :func:`check_contiguous`; ValueError too for one without the
+            other.
+    """
+    gain = check_gain(gain, normed, features, name)
+    if (gain is None) != (grad is None):
+        raise ValueError(f"{name} and grad_{name} are given together")
+    if gain is None or grad is None:
+        return None, (0, 0)
+    check_contiguous(grad, f"grad_{name}", torch.float32, (features,))
+    return gain, (gain.data_ptr(), grad.data_ptr())
 
 
 def check_readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:

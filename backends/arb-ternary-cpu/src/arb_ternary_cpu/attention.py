@@ -15,25 +15,34 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_readable, float_dtype, native_eps
+from arb_ternary_cpu.arguments import check_gain, check_gains, check_readable, float_dtype, native_eps
 
 __all__ = ["kernels"]
 
 _Angles = tuple[Tensor, Tensor]
 _Five = tuple[int, int, int, int, int]
+_Seven = tuple[int, int, int, int, int, int, int]
 
 
 class _Attended(NamedTuple):
     """Checked operands: those that are read, their addresses, the native index of their dtype, and sizes."""
 
     held: tuple[Tensor, ...]
-    addresses: _Five
+    addresses: _Seven
     dtype: int
     sizes: _Five
 
 
 def _attended(
-    query_ME: Tensor, key_MF: Tensor, value_MF: Tensor, angles: _Angles | None, heads: int, key_heads: int, length: int
+    query_ME: Tensor,
+    key_MF: Tensor,
+    value_MF: Tensor,
+    angles: _Angles | None,
+    heads: int,
+    key_heads: int,
+    length: int,
+    eps: tuple[float | None, float | None],
+    gains: tuple[Tensor | None, Tensor | None],
 ) -> _Attended:
     """The operands, contiguous, of ``M = B * length`` rows."""
     if query_ME.dim() != 2 or heads < 1 or query_ME.shape[1] % (2 * heads) or query_ME.shape[0] % max(1, length):
@@ -55,9 +64,13 @@ def _attended(
             check_readable(angles[1], "sin", torch.float32, planes),
         )
     cos, sin = (each.data_ptr() for each in turned) if turned else (0, 0)
+    query_gain = check_gain(gains[0], eps[0] is not None, features, "query_gain")
+    key_gain = check_gain(gains[1], eps[1] is not None, features, "key_gain")
     sizes = (rows // max(1, length), length, heads, key_heads, features)
-    addresses = (query.data_ptr(), key.data_ptr(), value.data_ptr(), cos, sin)
-    return _Attended((query, key, value, *turned), addresses, dtype, sizes)
+    of_gains = [0 if gain is None else gain.data_ptr() for gain in (query_gain, key_gain)]
+    addresses = (query.data_ptr(), key.data_ptr(), value.data_ptr(), cos, sin, of_gains[0], of_gains[1])
+    gained = [gain for gain in (query_gain, key_gain) if gain is not None]
+    return _Attended((query, key, value, *turned, *gained), addresses, dtype, sizes)
 
 
 def _attend(
@@ -71,8 +84,11 @@ def _attend(
     length: int,
     query_eps: float | None,
     key_eps: float | None,
+    query_gain: Tensor | None = None,
+    key_gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length)
+    normed, gains = (query_eps, key_eps), (query_gain, key_gain)
+    of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length, normed, gains)
     seen = torch.empty_like(of.held[0])
     logs = torch.empty((of.sizes[0], heads, length))
     if seen.numel():
@@ -95,9 +111,17 @@ def _attend_backward(
     length: int,
     query_eps: float | None,
     key_eps: float | None,
+    query_gain: Tensor | None = None,
+    key_gain: Tensor | None = None,
+    grad_query_gain: Tensor | None = None,
+    grad_key_gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length)
+    normed, gains = (query_eps, key_eps), (query_gain, key_gain)
+    of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length, normed, gains)
     query, key, value, *_ = of.held
+    features = of.sizes[4]
+    _, (_, to_query) = check_gains(query_gain, grad_query_gain, query_eps is not None, features, "query_gain")
+    _, (_, to_key) = check_gains(key_gain, grad_key_gain, key_eps is not None, features, "key_gain")
     grad = check_readable(grad_ME, "grad", query.dtype, tuple(query.shape))
     seen = check_readable(seen_ME, "seen", query.dtype, tuple(query.shape))
     logs = check_readable(logs_BHS, "logs", torch.float32, (of.sizes[0], heads, length))
@@ -105,8 +129,8 @@ def _attend_backward(
     if query.numel():
         eps = (native_eps(query_eps), native_eps(key_eps))
         read = (seen.data_ptr(), logs.data_ptr(), grad.data_ptr())
-        written = (each.data_ptr() for each in grads)
-        _native.attend_back(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, *read, *written)
+        written = (grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr(), to_query, to_key)
+        _native.attend_back(isa, get_num_threads(), of.addresses, of.dtype, of.sizes, *eps, *read, written)
     return grads
 
 

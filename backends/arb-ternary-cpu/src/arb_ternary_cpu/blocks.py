@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import ACTIVATIONS, WORD, check_readable, float_dtype, native_eps
+from arb_ternary_cpu.arguments import (
+    ACTIVATIONS,
+    WORD,
+    check_contiguous,
+    check_gain,
+    check_gains,
+    check_readable,
+    float_dtype,
+    native_eps,
+)
 
 __all__ = ["kernels"]
 
@@ -41,8 +50,11 @@ class _Rows:
             self.native = (heads, features, max(1, length), of_batch, of_head, of_position)
 
 
-def _normalise_quantize(isa: int, x: Tensor, eps: float | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _normalise_quantize(
+    isa: int, x: Tensor, eps: float | None, gain: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     of = _Rows(x, "x")
+    gain = check_gain(gain, eps is not None, of.columns)
     q, scale = torch.empty((of.rows, of.columns), dtype=torch.int8), torch.zeros(of.rows)
     r = None if eps is None else torch.empty(of.rows)
     if q.numel():
@@ -54,6 +66,7 @@ def _normalise_quantize(isa: int, x: Tensor, eps: float | None) -> tuple[Tensor,
             of.dtype,
             of.rows,
             native_eps(eps),
+            _address(gain),
             q.data_ptr(),
             scale.data_ptr(),
             _address(r),
@@ -62,7 +75,13 @@ def _normalise_quantize(isa: int, x: Tensor, eps: float | None) -> tuple[Tensor,
 
 
 def _normalise_quantize_backward(
-    isa: int, grads: Sequence[Tensor], x: Tensor | None, r: Tensor | None, size: Sequence[int]
+    isa: int,
+    grads: Sequence[Tensor],
+    x: Tensor | None,
+    r: Tensor | None,
+    size: Sequence[int],
+    gain: Tensor | None = None,
+    grad_gain: Tensor | None = None,
 ) -> Tensor:
     if not 1 <= len(grads) <= 3:
         raise ValueError(f"1 to 3 gradients are added, got {len(grads)}")
@@ -74,6 +93,7 @@ def _normalise_quantize_backward(
         if x is None or x.shape != out.shape or x.dtype is not dtype:
             raise ValueError(f"x must be {dtype} {list(size)}, got {None if x is None else [x.dtype, *x.shape]}")
         of, r = _Rows(x, "x"), check_readable(r, "r", torch.float32, (to.rows,))
+    gain, gains = check_gains(gain, grad_gain, r is not None, to.columns)
     held = [check_readable(grad, "grad", dtype, (to.rows, to.columns)) for grad in grads]
     first, second, third = (*(grad.data_ptr() for grad in held), 0, 0)[:3]
     if out.numel():
@@ -86,6 +106,7 @@ def _normalise_quantize_backward(
             of.tensor.data_ptr(),
             of.native,
             _address(r),
+            gains,
             to.dtype,
             to.rows,
             out.data_ptr(),
@@ -95,10 +116,11 @@ def _normalise_quantize_backward(
 
 
 def _activate_quantize(
-    isa: int, gate: Tensor | None, up: Tensor, kind: str, eps: float | None
+    isa: int, gate: Tensor | None, up: Tensor, kind: str, eps: float | None, gain: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     gate, up, dtype = _hidden(gate, up, kind)
     rows, columns = up.shape
+    gain = check_gain(gain, eps is not None, columns)
     q, scale = torch.empty((rows, columns), dtype=torch.int8), torch.zeros(rows)
     r = None if eps is None else torch.empty(rows)
     if q.numel():
@@ -112,6 +134,7 @@ def _activate_quantize(
             rows,
             columns,
             native_eps(eps),
+            _address(gain),
             q.data_ptr(),
             scale.data_ptr(),
             _address(r),
@@ -120,13 +143,21 @@ def _activate_quantize(
 
 
 def _activate_quantize_backward(
-    isa: int, grad: Tensor, gate: Tensor | None, up: Tensor, kind: str, r: Tensor | None
+    isa: int,
+    grad: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    kind: str,
+    r: Tensor | None,
+    gain: Tensor | None = None,
+    grad_gain: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     has_gate = gate is not None
     gate, up, dtype = _hidden(gate, up, kind)
     rows, columns = up.shape
     grad = check_readable(grad, "grad", up.dtype, (rows, columns))
     r = None if r is None else check_readable(r, "r", torch.float32, (rows,))
+    gain, gains = check_gains(gain, grad_gain, r is not None, columns)
     grad_up = torch.empty((rows, columns), dtype=up.dtype)
     grad_gate = torch.empty((rows, columns), dtype=up.dtype) if has_gate else grad_up
     if grad_up.numel():
@@ -138,6 +169,7 @@ def _activate_quantize_backward(
             gate.data_ptr(),
             up.data_ptr(),
             _address(r),
+            gains,
             dtype,
             rows,
             columns,
@@ -160,10 +192,33 @@ def _hidden(gate: Tensor | None, up: Tensor, kind: str) -> tuple[Tensor, Tensor,
     return up if gate is None else check_readable(gate, "gate", up.dtype, size), up, dtype
 
 
+def _scale_columns_backward(isa: int, grad: Tensor, x: Tensor, factor: Tensor, grad_factor: Tensor) -> Tensor:
+    if grad.dim() != 2:
+        raise ValueError(f"grad must have 2 dimensions, got {list(grad.shape)}")
+    rows, columns = grad.shape
+    dtype = float_dtype(grad.dtype, "grad")
+    grad = check_readable(grad, "grad", grad.dtype, (rows, columns))
+    x = check_readable(x, "x", grad.dtype, (rows, columns))
+    factor = check_readable(factor, "factor", torch.float32, (columns,))
+    check_contiguous(grad_factor, "grad_factor", torch.float32, (columns,))
+    out = torch.empty_like(grad)
+    if out.numel():
+        addresses = grad.data_ptr(), x.data_ptr(), (factor.data_ptr(), grad_factor.data_ptr())
+        _native.scale_columns_back(isa, get_num_threads(), *addresses, dtype, rows, columns, out.data_ptr())
+    return out
+
+
 def _turn_heads(
-    isa: int, x_ME: Tensor, angles: tuple[Tensor, Tensor] | None, heads: int, length: int, eps: float | None
+    isa: int,
+    x_ME: Tensor,
+    angles: tuple[Tensor, Tensor] | None,
+    heads: int,
+    length: int,
+    eps: float | None,
+    gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     rows, features = _heads(x_ME, heads, length)
+    gain = check_gain(gain, eps is not None, features)
     dtype = float_dtype(x_ME.dtype, "x")
     x = check_readable(x_ME, "x", x_ME.dtype, tuple(x_ME.shape))
     cos, sin = _angles(angles, length, features)
@@ -181,19 +236,27 @@ def _turn_heads(
             _address(cos),
             _address(sin),
             native_eps(eps),
+            _address(gain),
             _address(r),
         )
     return y, r
 
 
 def _turn_heads_backward(
-    isa: int, grad_BHSC: Tensor, x_ME: Tensor | None, angles: tuple[Tensor, Tensor] | None, r: Tensor | None
+    isa: int,
+    grad_BHSC: Tensor,
+    x_ME: Tensor | None,
+    angles: tuple[Tensor, Tensor] | None,
+    r: Tensor | None,
+    gain: Tensor | None = None,
+    grad_gain: Tensor | None = None,
 ) -> Tensor:
     of = _Rows(grad_BHSC, "grad")
     if grad_BHSC.dim() != 4 or grad_BHSC.shape[3] % 2:
         raise ValueError(f"grad must be [B, H, S, C] with an even C, got {list(grad_BHSC.shape)}")
     _, heads, length, features = grad_BHSC.shape
     rows, x = of.rows, None
+    gain, gains = check_gains(gain, grad_gain, r is not None, features)
     if r is not None:
         if x_ME is None:
             raise ValueError("x is needed where it was normalised")
@@ -213,6 +276,7 @@ def _turn_heads_backward(
             _address(cos),
             _address(sin),
             _address(r),
+            gains,
             out.data_ptr(),
         )
     return out
@@ -268,6 +332,7 @@ def kernels(isa: int) -> dict[str, Callable[..., Any]]:
         "normalise_quantize_backward": partial(_normalise_quantize_backward, isa),
         "activate_quantize": partial(_activate_quantize, isa),
         "activate_quantize_backward": partial(_activate_quantize_backward, isa),
+        "scale_columns_backward": partial(_scale_columns_backward, isa),
         "turn_heads": partial(_turn_heads, isa),
         "turn_heads_backward": partial(_turn_heads_backward, isa),
         "quantize_gradients": partial(_quantize_gradients, isa),

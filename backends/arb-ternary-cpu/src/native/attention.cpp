@@ -117,8 +117,11 @@ struct Backward {
 // Some heads of the rows: of queries, keys or values, or of gradients of such.
 struct Heads {
   int64_t heads;
-  float eps;
-  bool turns;
+  float eps = -1.0f;
+  bool turns = false;
+  Gain gain = {};
+
+  bool plain() const { return !turns && eps < 0.0f && gain.values == nullptr; }
 };
 
 struct Task {
@@ -146,7 +149,7 @@ struct Task {
   // Rows of an operand from elements of a head, normalised and turned; zeros beyond the last position and feature.
   void fill(const void* from, const Heads& x, int64_t head, int64_t first, int64_t rows, Words to, float* factors,
             float* spare) const {
-    const bool plain = !x.turns && x.eps < 0.0f;
+    const bool plain = x.plain();
     const bool direct = of.dtype == (n.terms == 2 ? Dtype::bfloat16 : Dtype::float32);
     const auto row_bytes = static_cast<size_t>(4 * n.words);
     const size_t used = static_cast<size_t>(n.features) * 4 / static_cast<size_t>(n.terms);
@@ -162,7 +165,7 @@ struct Task {
       if (!plain) {
         void* const turned_row = direct ? static_cast<void*>(row) : spare;
         const float factor = call.block.turn(own, of.dtype, n.features / 2, turned(of.cos, x, position),
-                                             turned(of.sin, x, position), x.eps, turned_row);
+                                             turned(of.sin, x, position), x.eps, x.gain.values, turned_row);
         if (factors != nullptr) factors[i] = factor;
         own = turned_row;
       } else if (direct) {
@@ -189,11 +192,12 @@ struct Task {
                  float factor, Backward& b, void* out) const {
     const int64_t own = place(heads, head, position);
     look_ahead(out, heads, head, position);
-    const bool plain = !heads.turns && heads.eps < 0.0f;
+    const bool plain = heads.plain();
     kernels.finish(grad, n.features, by, of.dtype, plain ? at(out, of.dtype, own) : b.spare);
     if (plain) return;
     call.block.turn_back(b.spare, at(x, of.dtype, own), of.dtype, n.features / 2, turned(of.cos, heads, position),
-                         turned(of.sin, heads, position), heads.eps >= 0.0f, factor, b.work, at(out, of.dtype, own));
+                         turned(of.sin, heads, position), heads.eps >= 0.0f, factor, heads.gain, b.work,
+                         at(out, of.dtype, own));
   }
 };
 
@@ -203,8 +207,8 @@ void forward_task(const Task& task, int64_t key_head, Forward f, void* out, floa
   const Sizes& n = task.n;
   const Attended& of = task.of;
   const AttentionKernels& k = task.kernels;
-  const Heads queries{of.heads, of.query_eps, true}, keys{of.key_heads, of.key_eps, true};
-  const Heads values{of.key_heads, -1.0f, false};
+  const Heads queries{of.heads, of.query_eps, true, {of.query_gain}}, values{of.key_heads};
+  const Heads keys{of.key_heads, of.key_eps, true, {of.key_gain}};
   const int64_t shared = of.heads / of.key_heads;
   const float scale = scale_of(of);
   task.fill(of.key, keys, key_head, 0, n.keys, f.keys, nullptr, f.spare);
@@ -235,12 +239,14 @@ struct Gradients {
   void *query, *key, *value;
 };
 
-void backward_task(const Task& task, int64_t key_head, Backward b, const Gradients& to) {
+// `gains`: sums of a task for the gradients of its gains, of queries and then of keys; or null.
+void backward_task(const Task& task, int64_t key_head, Backward b, const Gradients& to, float* gains) {
   const Sizes& n = task.n;
   const Attended& of = task.of;
   const AttentionKernels& k = task.kernels;
-  const Heads queries{of.heads, of.query_eps, true}, keys{of.key_heads, of.key_eps, true};
-  const Heads plain{of.heads, -1.0f, false}, values{of.key_heads, -1.0f, false};
+  const Heads queries{of.heads, of.query_eps, true, {of.query_gain, gains}}, plain{of.heads}, values{of.key_heads};
+  float* const key_gains = gains == nullptr ? nullptr : gains + n.features;
+  const Heads keys{of.key_heads, of.key_eps, true, {of.key_gain, key_gains}};
   const int64_t shared = of.heads / of.key_heads;
   const float scale = scale_of(of);
   task.fill(of.key, keys, key_head, 0, n.keys, b.keys, b.key_factors, b.spare);
@@ -289,25 +295,34 @@ void backward_task(const Task& task, int64_t key_head, Backward b, const Gradien
   rows_back(b.grad_values, 1.0f, of.value, values, to.value);
 }
 
-// Calls f(task, key_head, memory) for every sequence and key head.
-template <class Memory, class F>
-void for_heads(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, F f) {
+// Calls f(task, key_head, memory, sums) for every sequence and key head. `sums` are a task's own, `summed` floats that
+// begin at zero; afterwards finish(sums) gets those of one task after the other.
+template <class Memory, class F, class Finish>
+void for_heads(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, int64_t summed, F f,
+               Finish finish) {
   const Sizes sizes(kernels, of);
   Room counted(nullptr);
   const Memory unused(counted, sizes);
   static_cast<void>(unused);
   const int64_t tasks = of.batch * of.key_heads, each = counted.used();
   const int threads = static_cast<int>(least(call.threads, tasks));
+  const int64_t apart = static_cast<int64_t>(Workspace::padded(4 * summed));
   Workspace& space = workspace();
-  space.reserve(static_cast<size_t>(threads * each));
+  space.reserve(static_cast<size_t>(threads * each + tasks * apart));
   char* const memory = space.take<char>(threads * each);
+  char* const parts = space.take<char>(tasks * apart);
+  std::memset(parts, 0, static_cast<size_t>(tasks * apart));
+  const auto part = [&](int64_t index) {
+    return summed == 0 ? nullptr : reinterpret_cast<float*>(parts + index * apart);
+  };
   auto task = [&](int64_t index, int worker) {
     Room room(memory + worker * each);
     if (kernels.begin != nullptr) kernels.begin();
-    f(Task{call, kernels, of, sizes, index / of.key_heads}, index % of.key_heads, Memory(room, sizes));
+    f(Task{call, kernels, of, sizes, index / of.key_heads}, index % of.key_heads, Memory(room, sizes), part(index));
     if (kernels.end != nullptr) kernels.end();
   };
   parallel_tasks(tasks, threads, task);
+  for (int64_t index = 0; summed > 0 && index < tasks; ++index) finish(part(index));
   space.release();
 }
 
@@ -342,17 +357,28 @@ const AttentionKernels& attention_kernels(int isa, [[maybe_unused]] Dtype dtype)
 }
 
 void attend(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, void* seen, float* logs) {
-  for_heads<Forward>(call, kernels, of, [&](const Task& task, int64_t key_head, const Forward& memory) {
+  const auto task_of = [&](const Task& task, int64_t key_head, const Forward& memory, float*) {
     forward_task(task, key_head, memory, seen, logs);
-  });
+  };
+  for_heads<Forward>(call, kernels, of, 0, task_of, [](const float*) {});
 }
 
 void attend_back(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, const void* seen,
-                 const float* logs, const void* grad, void* grad_query, void* grad_key, void* grad_value) {
+                 const float* logs, const void* grad, void* grad_query, void* grad_key, void* grad_value,
+                 float* grad_query_gain, float* grad_key_gain) {
   const Gradients to{seen, grad, logs, grad_query, grad_key, grad_value};
-  for_heads<Backward>(call, kernels, of, [&](const Task& task, int64_t key_head, const Backward& memory) {
-    backward_task(task, key_head, memory, to);
-  });
+  const auto task_of = [&](const Task& task, int64_t key_head, const Backward& memory, float* gains) {
+    backward_task(task, key_head, memory, to, gains);
+  };
+  const auto finish = [&](const float* gains) {
+    const float* const parts[] = {gains, gains + of.features};
+    float* const sums[] = {grad_query_gain, grad_key_gain};
+    for (int i = 0; i < 2; ++i) {
+      if (sums[i] != nullptr) call.block.add(parts[i], Dtype::float32, of.features, sums[i]);
+    }
+  };
+  const bool gained = grad_query_gain != nullptr || grad_key_gain != nullptr;
+  for_heads<Backward>(call, kernels, of, gained ? 2 * of.features : 0, task_of, finish);
 }
 
 }  // namespace arb

@@ -68,20 +68,23 @@ const AttentionKernels& attention_kernels(int isa, Dtype dtype);
 
 // What is attended to: queries [batch * length, heads * features], keys and values of `key_heads`, each of which serves
 // heads / key_heads query heads in a row. Cosines and sines [length, features / 2] turn queries and keys, or are null;
-// where an eps is negative, they are not normalised. Scores are divided by sqrt(features), which are even in number.
+// where an eps is negative, they are not normalised. Gains, a number a feature of a head after that, may be null. Scores
+// are divided by sqrt(features), which are even in number.
 struct Attended {
   const void *query, *key, *value;
   Dtype dtype;
   int64_t batch, length, heads, key_heads, features;
   const float *cos, *sin;
   float query_eps, key_eps;
+  const float *query_gain, *key_gain;
 };
 
 // seen, as queries lie; logs [batch, heads, length].
 void attend(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, void* seen, float* logs);
 
-// The gradients of queries, keys and values from that of `seen`.
+// The gradients of queries, keys and values from that of `seen`; those of gains are added to what is there.
 void attend_back(const BlockCall& call, const AttentionKernels& kernels, const Attended& of, const void* seen,
-                 const float* logs, const void* grad, void* grad_query, void* grad_key, void* grad_value);
+                 const float* logs, const void* grad, void* grad_query, void* grad_key, void* grad_value,
+                 float* grad_query_gain, float* grad_key_gain);
 
 }  // namespace arb

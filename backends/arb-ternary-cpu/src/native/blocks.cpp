@@ -43,23 +43,47 @@ const BlockKernels& block_kernels(int isa) {
   }
 }
 
-// Calls f(row, work) for every row, with `count` rows of floats to work in, `width` apart.
+// Sums over rows that are added up apart, at most.
+constexpr int64_t kMostSums = 64;
+
+// Calls f(row, work, width, gain) for every row, with `count` rows of floats to work in, `width` apart. Rows of a task
+// add to sums of their own, `features` floats, which are then added up in the order of the rows to those of `gain`.
 template <class F>
-void for_rows(const BlockCall& call, int64_t rows, int64_t columns, int64_t count, F f) {
+void for_rows(const BlockCall& call, int64_t rows, int64_t columns, int64_t count, Gain gain, int64_t features, F f) {
   const int64_t width = blocks_of(columns) * kBlockSide + kRowSlack;
-  const int64_t step = columns >= kTaskElements ? 1 : kTaskElements / (columns < 1 ? 1 : columns);
+  const bool sums = gain.sums != nullptr;
+  int64_t step = columns >= kTaskElements ? 1 : kTaskElements / (columns < 1 ? 1 : columns);
+  const int64_t fewest = (rows + kMostSums - 1) / kMostSums;
+  if (sums && step < fewest) step = fewest;
   const int64_t tasks = (rows + step - 1) / step;
   const int threads = static_cast<int>(least(call.threads, tasks));
+  const size_t each = Workspace::padded(count * width * 4), apart = sums ? Workspace::padded(features * 4) : 0;
   Workspace& space = workspace();
-  space.reserve(static_cast<size_t>(threads) * Workspace::padded(count * width * 4));
-  const int64_t each = static_cast<int64_t>(Workspace::padded(count * width * 4)) / 4;
-  float* const work = space.take<float>(threads * each);
+  space.reserve(static_cast<size_t>(threads) * each + static_cast<size_t>(tasks) * apart);
+  char* const work = space.take<char>(threads * static_cast<int64_t>(each));
+  char* const parts = space.take<char>(tasks * static_cast<int64_t>(apart));
+  if (sums) std::memset(parts, 0, static_cast<size_t>(tasks) * apart);
+  const auto part = [&](int64_t index) {
+    return reinterpret_cast<float*>(parts + index * static_cast<int64_t>(apart));
+  };
   auto task = [&](int64_t index, int worker) {
+    float* const own = reinterpret_cast<float*>(work + worker * static_cast<int64_t>(each));
+    const Gain of{gain.values, sums ? part(index) : nullptr};
     const int64_t last = least(rows, (index + 1) * step);
-    for (int64_t row = index * step; row < last; ++row) f(row, work + worker * each, width);
+    for (int64_t row = index * step; row < last; ++row) f(row, own, width, of);
   };
   parallel_tasks(tasks, threads, task);
+  for (int64_t index = 0; sums && index < tasks; ++index) {
+    call.block.add(part(index), Dtype::float32, features, gain.sums);
+  }
   space.release();
+}
+
+template <class F>
+void for_rows(const BlockCall& call, int64_t rows, int64_t columns, int64_t count, F f) {
+  for_rows(call, rows, columns, count, Gain{}, 0, [&](int64_t row, float* work, int64_t width, Gain) {
+    f(row, work, width);
+  });
 }
 
 void gather(const BlockKernels& block, const HeadRows& x, Dtype dtype, int64_t row, float* out) {
@@ -95,26 +119,28 @@ void raise_to(std::atomic<uint32_t>& most, uint32_t bits) {
 
 BlockCall::BlockCall(int isa, int wanted) : block(block_kernels(isa)), rows(product_kernels(isa)), threads(wanted) {}
 
-void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps, int8_t* q,
-                        float* scale, float* r) {
+void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps,
+                        const float* gain, int8_t* q, float* scale, float* r) {
   const int64_t columns = x.columns();
   for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
     gather(call.block, x, dtype, row, work);
     if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
+    if (gain != nullptr) call.block.gain(gain, columns, work);
     scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + row * columns);
   });
 }
 
-void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Dtype dtype,
-                    int64_t rows, const HeadRows& out) {
+void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Gain gain,
+                    Dtype dtype, int64_t rows, const HeadRows& out) {
   const int64_t columns = out.columns();
-  for_rows(call, rows, columns, 2, [&](int64_t row, float* work, int64_t width) {
+  for_rows(call, rows, columns, 2, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
     call.block.widen(at(grads[0], dtype, row * columns), dtype, columns, work);
     for (int i = 1; i < 3 && grads[i] != nullptr; ++i) {
       call.block.add(at(grads[i], dtype, row * columns), dtype, columns, work);
     }
     if (r != nullptr) {
       gather(call.block, x, dtype, row, work + width);
+      if (of.values != nullptr) call.block.gain_back(work + width, r[row], columns, of, work);
       call.block.normalise_back(work + width, r[row], columns, work);
     }
     scatter(call.block, work, out, dtype, row);
@@ -122,24 +148,27 @@ void normalise_back(const BlockCall& call, const void* const grads[3], const Hea
 }
 
 void activate_quantize(const BlockCall& call, Activation kind, const void* gate, const void* up, Dtype dtype,
-                       int64_t rows, int64_t columns, float eps, int8_t* q, float* scale, float* r) {
+                       int64_t rows, int64_t columns, float eps, const float* gain, int8_t* q, float* scale, float* r) {
   for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
     const int64_t first = row * columns;
     call.block.activate(kind, at(gate, dtype, first), at(up, dtype, first), dtype, columns, work);
     if (eps >= 0.0f) r[row] = call.block.normalise(work, columns, eps);
+    if (gain != nullptr) call.block.gain(gain, columns, work);
     scale[row] = call.rows.quantize_row(work, Dtype::float32, columns, q + first);
   });
 }
 
 void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
-                   const float* r, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate, void* grad_up) {
-  for_rows(call, rows, columns, 2, [&](int64_t row, float* work, int64_t width) {
+                   const float* r, Gain gain, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate,
+                   void* grad_up) {
+  for_rows(call, rows, columns, 2, gain, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
     const int64_t first = row * columns;
     const void* const gates = at(gate, dtype, first);
     const void* const ups = at(up, dtype, first);
     call.block.widen(at(grad, dtype, first), dtype, columns, work);
     if (r != nullptr) {
       call.block.activate(kind, gates, ups, dtype, columns, work + width);
+      if (of.values != nullptr) call.block.gain_back(work + width, r[row], columns, of, work);
       call.block.normalise_back(work + width, r[row], columns, work);
     }
     call.block.activate_back(kind, work, gates, ups, dtype, columns, at(grad_gate, dtype, first),
@@ -147,15 +176,26 @@ void activate_back(const BlockCall& call, Activation kind, const void* grad, con
   });
 }
 
+void scale_columns_back(const BlockCall& call, const void* grad, const void* x, Gain factor, Dtype dtype, int64_t rows,
+                        int64_t columns, void* out) {
+  for_rows(call, rows, columns, 2, factor, columns, [&](int64_t row, float* work, int64_t width, Gain of) {
+    const int64_t first = row * columns;
+    call.block.widen(at(grad, dtype, first), dtype, columns, work);
+    call.block.widen(at(x, dtype, first), dtype, columns, work + width);
+    call.block.gain_back(work + width, 1.0f, columns, of, work);
+    call.block.narrow(work, columns, dtype, at(out, dtype, first));
+  });
+}
+
 void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows, const HeadRows& y, const float* cos,
-                const float* sin, float eps, float* r) {
+                const float* sin, float eps, const float* gain, float* r) {
   const int64_t columns = y.columns(), planes = y.features / 2;
   for_rows(call, rows, columns, 0, [&](int64_t row, float*, int64_t) {
     const int64_t turned = row % y.length * planes;
     for (int64_t h = 0; h < y.heads; ++h) {
       const float factor = call.block.turn(at(x, dtype, row * columns + h * y.features), dtype, planes,
                                            cos == nullptr ? nullptr : cos + turned,
-                                           sin == nullptr ? nullptr : sin + turned, eps,
+                                           sin == nullptr ? nullptr : sin + turned, eps, gain,
                                            at(y.memory, dtype, y.place(row, h)));
       if (eps >= 0.0f) r[row * y.heads + h] = factor;
     }
@@ -163,15 +203,15 @@ void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows,
 }
 
 void turn_heads_back(const BlockCall& call, const HeadRows& grad_y, const void* x, Dtype dtype, int64_t rows,
-                     const float* cos, const float* sin, const float* r, void* grad_x) {
+                     const float* cos, const float* sin, const float* r, Gain gain, void* grad_x) {
   const int64_t columns = grad_y.columns(), planes = grad_y.features / 2;
-  for_rows(call, rows, columns, 1, [&](int64_t row, float* work, int64_t) {
+  for_rows(call, rows, columns, 1, gain, grad_y.features, [&](int64_t row, float* work, int64_t, Gain of) {
     const int64_t turned = row % grad_y.length * planes;
     for (int64_t h = 0; h < grad_y.heads; ++h) {
       const int64_t place = row * columns + h * grad_y.features;
       call.block.turn_back(at(grad_y.memory, dtype, grad_y.place(row, h)), at(x, dtype, place), dtype, planes,
                            cos == nullptr ? nullptr : cos + turned, sin == nullptr ? nullptr : sin + turned,
-                           r != nullptr, r == nullptr ? 1.0f : r[row * grad_y.heads + h], work,
+                           r != nullptr, r == nullptr ? 1.0f : r[row * grad_y.heads + h], of, work,
                            at(grad_x, dtype, place));
     }
   });

@@ -18,6 +18,12 @@ namespace arb {
 // Floats of a row that a loop may write beyond the last.
 constexpr int64_t kRowSlack = 16;
 
+// What rows are multiplied by after their norm, a number a feature, or null; backward adds their gradients to `sums`.
+struct Gain {
+  const float* values = nullptr;
+  float* sums = nullptr;
+};
+
 struct BlockKernels {
   // out = x as floats; writes up to kRowSlack - 1 floats more.
   void (*widen)(const void* x, Dtype dtype, int64_t count, float* out);
@@ -28,17 +34,22 @@ struct BlockKernels {
   float (*normalise)(float* x, int64_t count, float eps);
   // grad = r (grad - y mean(grad y)) with y = r x.
   void (*normalise_back)(const float* x, float r, int64_t count, float* grad);
+  // x *= gain
+  void (*gain)(const float* gain, int64_t count, float* x);
+  // The sums of the gain += grad r x, then grad *= gain.
+  void (*gain_back)(const float* x, float r, int64_t count, Gain gain, float* grad);
   // `gate` is not read for relu2.
   void (*activate)(Activation kind, const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden);
   // From the gradient of `hidden` those of `gate` (not written for relu2) and `up`.
   void (*activate_back)(Activation kind, const float* grad, const void* gate, const void* up, Dtype dtype,
                         int64_t count, void* grad_gate, void* grad_up);
-  // One head: y = R (r x) with the rotation R of `planes` planes, feature p and p + planes; r as in normalise, which is
-  // returned, or 1 where eps < 0. Without cos and sin, R is the identity.
-  float (*turn)(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps, void* y);
+  // One head: y = R (gain r x) with the rotation R of `planes` planes, feature p and p + planes; r as in normalise, which
+  // is returned, or 1 where eps < 0. Without cos and sin, R is the identity; without gain, it is 1.
+  float (*turn)(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps,
+                const float* gain, void* y);
   // grad_x from grad_y; `normed`: with the factor r of forward, else it is 1. `work` has 2 planes + kRowSlack floats.
   void (*turn_back)(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
-                    bool normed, float r, float* work, void* grad_x);
+                    bool normed, float r, Gain gain, float* work, void* grad_x);
   // out = dtype(x * dtype(factor))
   void (*scale)(const void* x, Dtype dtype, int64_t count, float factor, void* out);
 };
@@ -76,26 +87,33 @@ struct HeadRows {
   }
 };
 
-// q and scale of the rows, and r of each; where eps < 0 they are not normalised, and r is not written.
-void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps, int8_t* q,
-                        float* scale, float* r);
+// q and scale of the rows, and r of each; where eps < 0 they are not normalised, and r is not written. `gain`, a number
+// a column after the norm, may be null here and below.
+void normalise_quantize(const BlockCall& call, const HeadRows& x, Dtype dtype, int64_t rows, float eps,
+                        const float* gain, int8_t* q, float* scale, float* r);
 // The gradient of x from those of up to three consumers of the normalised rows, [rows, columns]. `r` is null where
-// forward did not normalise; x is not read then.
-void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Dtype dtype,
-                    int64_t rows, const HeadRows& out);
+// forward did not normalise, without a gain; x is not read then. The sums of the gain become its gradients, added up
+// in an order that the number of threads does not change.
+void normalise_back(const BlockCall& call, const void* const grads[3], const HeadRows& x, const float* r, Gain gain,
+                    Dtype dtype, int64_t rows, const HeadRows& out);
 
 // q, scale and r of activate(gate, up), [rows, columns], as in normalise_quantize.
 void activate_quantize(const BlockCall& call, Activation kind, const void* gate, const void* up, Dtype dtype,
-                       int64_t rows, int64_t columns, float eps, int8_t* q, float* scale, float* r);
+                       int64_t rows, int64_t columns, float eps, const float* gain, int8_t* q, float* scale, float* r);
 void activate_back(const BlockCall& call, Activation kind, const void* grad, const void* gate, const void* up,
-                   const float* r, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate, void* grad_up);
+                   const float* r, Gain gain, Dtype dtype, int64_t rows, int64_t columns, void* grad_gate,
+                   void* grad_up);
+
+// out = factor grad, [rows, columns], for y = factor x with a factor a column, whose gradients are added to its sums.
+void scale_columns_back(const BlockCall& call, const void* grad, const void* x, Gain factor, Dtype dtype, int64_t rows,
+                        int64_t columns, void* out);
 
 // y [batch, heads, length, features] from x [batch * length, heads * features]; cos and sin are [length, features / 2]
-// or null; r [rows, heads] is not written where eps < 0.
+// or null; r [rows, heads] is not written where eps < 0; gains are those of a head's features, the same for each.
 void turn_heads(const BlockCall& call, const void* x, Dtype dtype, int64_t rows, const HeadRows& y, const float* cos,
-                const float* sin, float eps, float* r);
+                const float* sin, float eps, const float* gain, float* r);
 void turn_heads_back(const BlockCall& call, const HeadRows& grad_y, const void* x, Dtype dtype, int64_t rows,
-                     const float* cos, const float* sin, const float* r, void* grad_x);
+                     const float* cos, const float* sin, const float* r, Gain gain, void* grad_x);
 
 // Two int8 gradients [rows, columns], fewer than 2**32 elements, and their powers of two: as they are, for which `words`
 // are, and with the rows multiplied by their scales, in the dtype of `grad`, for which `folded_words` are.

@@ -106,6 +106,19 @@ void normalise_back(const float* x, float r, int64_t count, float* grad) {
   });
 }
 
+void gain(const float* by, int64_t count, float* x) {
+  sweep(count, [&](auto at) { at.store(x, mulf(at.load(x), at.load(by))); });
+}
+
+void gain_back(const float* x, float r, int64_t count, Gain by, float* grad) {
+  const F factor = splatf(r);
+  sweep(count, [&](auto at) {
+    const F d = at.load(grad);
+    at.store(by.sums, fma(mulf(at.load(x), factor), d, at.load(by.sums)));
+    at.store(grad, mulf(d, at.load(by.values)));
+  });
+}
+
 template <Activation Kind>
 struct Kinds {
   static void forward(const void* gate, const void* up, Dtype dtype, int64_t count, float* hidden) {
@@ -172,7 +185,8 @@ void activate_back(Activation kind, const float* grad, const void* gate, const v
   }
 }
 
-float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps, void* y) {
+float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin, float eps,
+           const float* gain, void* y) {
   const void* const second = element(x, dtype, planes);
   void* const turned_second = element(y, dtype, planes);
   float r = 1.0f;
@@ -187,7 +201,11 @@ float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const f
     }
     const F factor = splatf(r);
     sweep(planes, [&](auto at) {
-      const F a = mulf(at.load(of, x), factor), b = mulf(at.load(of, second), factor);
+      F a = mulf(at.load(of, x), factor), b = mulf(at.load(of, second), factor);
+      if (gain != nullptr) {
+        a = mulf(a, at.load(gain));
+        b = mulf(b, at.load(gain + planes));
+      }
       const F c = cos == nullptr ? splatf(1.0f) : at.load(cos), s = cos == nullptr ? splatf(0.0f) : at.load(sin);
       at.store(of, y, fma(a, c, negative(mulf(b, s))));
       at.store(of, turned_second, fma(b, c, mulf(a, s)));
@@ -197,7 +215,7 @@ float turn(const void* x, Dtype dtype, int64_t planes, const float* cos, const f
 }
 
 void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, const float* cos, const float* sin,
-               bool normed, float r, float* work, void* grad_x) {
+               bool normed, float r, Gain gain, float* work, void* grad_x) {
   const void* const second = element(grad_y, dtype, planes);
   by_dtype(dtype, [&](auto of) {
     sweep(planes, [&](auto at) {
@@ -207,6 +225,14 @@ void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, c
       at.store(work + planes, fma(b, c, negative(mulf(a, s))));
     });
     const int64_t features = 2 * planes;
+    if (gain.values != nullptr) {
+      const F factor = splatf(r);
+      sweep(features, [&](auto at) {
+        const F d = at.load(work);
+        at.store(gain.sums, fma(mulf(at.load(of, x), factor), d, at.load(gain.sums)));
+        at.store(work, mulf(d, at.load(gain.values)));
+      });
+    }
     if (!normed) return sweep(features, [&](auto at) { at.store(of, grad_x, at.load(work)); });
     const F factor = splatf(r);
     F along = splatf(0.0f);
@@ -228,7 +254,7 @@ void scale(const void* x, Dtype dtype, int64_t count, float factor, void* out) {
   });
 }
 
-constexpr BlockKernels kBlocks = {widen,    narrow,        add,  normalise, normalise_back,
+constexpr BlockKernels kBlocks = {widen,    narrow,        add,  normalise, normalise_back, gain, gain_back,
                                   activate, activate_back, turn, turn_back, scale};
 
 }  // namespace

@@ -51,6 +51,10 @@ struct Drawn {
   int64_t columns() const { return heads * features; }
   Tensor tensor(int64_t count) { return {random, dtype, count, any}; }
   float eps() { return random.within(0, 2) == 0 ? -1.0f : 1e-5f; }
+  // Gains of rows with a norm, now and then, or nothing.
+  Tensor gain(int64_t count, float eps) {
+    return {random, Dtype::float32, eps < 0.0f || random.within(0, 1) == 0 ? 0 : count, any};
+  }
 
   void require(bool holds, const char* what) const {
     if (holds) return;
@@ -114,6 +118,18 @@ struct Pieces {
   }
 };
 
+// Gains, if there are any, and where their gradients go, which start at zero.
+struct Gained {
+  Tensor gain, sums;
+
+  explicit Gained(const Tensor& drawn) : gain(drawn), sums(Dtype::float32, drawn.size()) {
+    for (int64_t i = 0; i < sums.size(); ++i) sums.set(i, 0.0);
+  }
+  const float* values() const { return gain.size() == 0 ? nullptr : gain.floats(); }
+  Gain call() { return {values(), gain.size() == 0 ? nullptr : sums.floats()}; }
+  float at(int64_t i) const { return gain.size() == 0 ? 1.0f : gain.floats()[i]; }
+};
+
 // Whether r is the factor of a norm of x, whose elements may be off by a share `error` of themselves.
 template <class X>
 bool is_factor(double r, X x, int64_t count, float eps, double error) {
@@ -146,10 +162,12 @@ void check_norm(Drawn& round) {
   Pieces x(round, false);
   const int64_t rows = round.rows(), columns = round.columns();
   const float eps = round.eps();
+  const Gained gained(round.gain(columns, eps));
   const auto [q, scale, r] = round.same("a norm depends on threads", [&](const BlockCall& call) {
     Bytes made(static_cast<size_t>(rows * columns));
     Tensor scales(Dtype::float32, rows), factors(Dtype::float32, eps < 0.0f ? 0 : rows);
-    normalise_quantize(call, x.rows(), round.dtype, rows, eps, made.data(), scales.floats(), factors.floats());
+    normalise_quantize(call, x.rows(), round.dtype, rows, eps, gained.values(), made.data(), scales.floats(),
+                       factors.floats());
     return std::tuple(made, scales, factors);
   });
   std::vector<Tensor> grads;
@@ -158,24 +176,32 @@ void check_norm(Drawn& round) {
   for (size_t i = 0; i < grads.size(); ++i) given[i] = grads[i].data();
   Pieces place(round, true);
   Tensor own = r;
-  const Pieces back = round.same("a norm's gradient depends on threads", [&](const BlockCall& call) {
+  const auto [back, gain_sums] = round.same("a norm's gradient depends on threads", [&](const BlockCall& call) {
     Pieces out = place;
-    normalise_back(call, given, x.rows(), eps < 0.0f ? nullptr : own.floats(), round.dtype, rows, out.rows());
-    return out;
+    Gained to = gained;
+    normalise_back(call, given, x.rows(), eps < 0.0f ? nullptr : own.floats(), to.call(), round.dtype, rows,
+                   out.rows());
+    return std::tuple(out, to.sums);
   });
   if (round.any) return;
+  RowSums wanted_sums(columns);
   round.require(back.gaps_kept(rows), "a norm's gradient lies beside its place");
   for (int64_t row = 0; row < rows; ++row) {
     const auto element = [&](int64_t c) { return x(row, c); };
     const float factor = eps < 0.0f ? 1.0f : r.floats()[row];
     if (eps >= 0.0f) round.require(is_factor(factor, element, columns, eps, 0.0), "a norm's factor differs");
-    const auto normed = [&](int64_t c) { return static_cast<double>(static_cast<float>(x(row, c)) * factor); };
+    const auto plain = [&](int64_t c) { return static_cast<float>(x(row, c)) * factor; };
+    const auto normed = [&](int64_t c) { return static_cast<double>(plain(c) * gained.at(c)); };
     round.require(is_quantised(q.data() + row * columns, scale.floats()[row], normed, columns, 0.0), "a norm differs");
-    const auto grad = [&](int64_t c) {
+    const auto given_grad = [&](int64_t c) {
       float sum = 0.0f;
       for (const Tensor& one : grads) sum += static_cast<float>(one[row * columns + c]);
-      return static_cast<double>(sum);
+      return sum;
     };
+    const auto grad = [&](int64_t c) { return static_cast<double>(given_grad(c) * gained.at(c)); };
+    for (int64_t c = 0; c < columns; ++c) {
+      wanted_sums.add(c, static_cast<double>(given_grad(c)) * static_cast<double>(plain(c)), 0.0, rows);
+    }
     const Back wanted(grad, element, factor, columns);
     for (int64_t c = 0; c < columns; ++c) {
       const size_t i = static_cast<size_t>(c);
@@ -184,6 +210,27 @@ void check_norm(Drawn& round) {
       round.require(same, "a norm's gradient differs");
     }
   }
+  round.require(wanted_sums.are(gain_sums), "the gradient of a norm's gain differs");
+}
+
+void check_columns(Drawn& round) {
+  const int64_t rows = round.rows(), columns = round.columns();
+  const Tensor x = round.tensor(rows * columns), grad = round.tensor(rows * columns);
+  const Gained gained(Tensor(round.random, Dtype::float32, columns, round.any));
+  const auto [back, sums] = round.same("scaled columns depend on threads", [&](const BlockCall& call) {
+    Tensor out(round.dtype, rows * columns);
+    Gained to = gained;
+    scale_columns_back(call, grad.data(), x.data(), to.call(), round.dtype, rows, columns, out.data());
+    return std::tuple(out, to.sums);
+  });
+  if (round.any) return;
+  RowSums wanted(columns);
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    const double product = static_cast<double>(static_cast<float>(grad[i]) * gained.at(i % columns));
+    round.require(back[i] == nearest(product, round.dtype), "scaled columns differ");
+    wanted.add(i % columns, grad[i] * x[i], 0.0, rows);
+  }
+  round.require(wanted.are(sums), "the gradient of factors of columns differs");
 }
 
 // act(g) and its slope.
@@ -211,21 +258,24 @@ void check_activation(Drawn& round) {
   const Tensor gate = round.tensor(gated ? rows * columns : 0), up = round.tensor(rows * columns);
   const Tensor grad = round.tensor(rows * columns);
   const float eps = round.eps();
+  const Gained gained(round.gain(columns, eps));
   const auto [q, scale, r] = round.same("an activation depends on threads", [&](const BlockCall& call) {
     Bytes made(static_cast<size_t>(rows * columns));
     Tensor scales(Dtype::float32, rows), factors(Dtype::float32, eps < 0.0f ? 0 : rows);
-    activate_quantize(call, kind, gate.data(), up.data(), round.dtype, rows, columns, eps, made.data(),
-                      scales.floats(), factors.floats());
+    activate_quantize(call, kind, gate.data(), up.data(), round.dtype, rows, columns, eps, gained.values(),
+                      made.data(), scales.floats(), factors.floats());
     return std::tuple(made, scales, factors);
   });
   const Tensor own = r;
-  const auto [grad_gate, grad_up] = round.same("an activation's gradient depends on threads", [&](const BlockCall& call) {
+  const auto [grad_gate, grad_up, gain_sums] = round.same("an activation's gradient depends on threads", [&](const BlockCall& call) {
     Tensor of_gate(round.dtype, gate.size()), of_up(round.dtype, up.size());
-    activate_back(call, kind, grad.data(), gate.data(), up.data(), eps < 0.0f ? nullptr : own.floats(), round.dtype,
-                  rows, columns, of_gate.data(), of_up.data());
-    return std::tuple(of_gate, of_up);
+    Gained to = gained;
+    activate_back(call, kind, grad.data(), gate.data(), up.data(), eps < 0.0f ? nullptr : own.floats(), to.call(),
+                  round.dtype, rows, columns, of_gate.data(), of_up.data());
+    return std::tuple(of_gate, of_up, to.sums);
   });
   if (round.any) return;
+  RowSums wanted_sums(columns);
   for (int64_t row = 0; row < rows; ++row) {
     const auto u = [&](int64_t c) { return up[row * columns + c]; };
     const auto act = [&](int64_t c) { return Activated(kind, gated ? gate[row * columns + c] : u(c)); };
@@ -234,10 +284,14 @@ void check_activation(Drawn& round) {
     if (eps >= 0.0f) {
       round.require(is_factor(factor, hidden, columns, eps, kActivationError), "an activation's factor differs");
     }
-    const auto normed = [&](int64_t c) { return hidden(c) * factor; };
+    const auto normed = [&](int64_t c) { return hidden(c) * factor * static_cast<double>(gained.at(c)); };
     round.require(is_quantised(q.data() + row * columns, scale.floats()[row], normed, columns, 2.0 * kActivationError),
                   "an activation differs");
-    const auto of_hidden = [&](int64_t c) { return grad[row * columns + c]; };
+    const auto of_hidden = [&](int64_t c) { return grad[row * columns + c] * static_cast<double>(gained.at(c)); };
+    for (int64_t c = 0; c < columns; ++c) {
+      const double term = grad[row * columns + c] * hidden(c) * factor;
+      wanted_sums.add(c, term, 2.0 * kActivationError * std::abs(term), rows);
+    }
     const Back behind(of_hidden, hidden, factor, columns, 2.0 * kActivationError);
     for (int64_t c = 0; c < columns; ++c) {
       const size_t i = static_cast<size_t>(c);
@@ -256,6 +310,7 @@ void check_activation(Drawn& round) {
       }
     }
   }
+  round.require(wanted_sums.are(gain_sums), "the gradient of a hidden norm's gain differs");
 }
 
 void check_turn(Drawn& round) {
@@ -271,26 +326,30 @@ void check_turn(Drawn& round) {
   const float* const sines = turns ? sin.floats() : nullptr;
   const Tensor x = round.tensor(rows * columns);
   const float eps = round.eps();
+  const Gained gained(round.gain(features, eps));
   const Pieces place(round, true);
   const auto [y, r] = round.same("a turn depends on threads", [&](const BlockCall& call) {
     Pieces out = place;
     Tensor factors(Dtype::float32, eps < 0.0f ? 0 : rows * round.heads);
-    turn_heads(call, x.data(), round.dtype, rows, out.rows(), cosines, sines, eps, factors.floats());
+    turn_heads(call, x.data(), round.dtype, rows, out.rows(), cosines, sines, eps, gained.values(), factors.floats());
     return std::tuple(out, factors);
   });
   Pieces grad(round, false);
   const Tensor own = r;
-  const Tensor back = round.same("a turn's gradient depends on threads", [&](const BlockCall& call) {
+  const auto [back, gain_sums] = round.same("a turn's gradient depends on threads", [&](const BlockCall& call) {
     Tensor out(round.dtype, rows * columns);
+    Gained to = gained;
     turn_heads_back(call, grad.rows(), x.data(), round.dtype, rows, cosines, sines,
-                    eps < 0.0f ? nullptr : own.floats(), out.data());
-    return out;
+                    eps < 0.0f ? nullptr : own.floats(), to.call(), out.data());
+    return std::tuple(out, to.sums);
   });
   if (round.any) return;
+  RowSums wanted_sums(features);
   round.require(y.gaps_kept(rows), "a turn lies beside its place");
   for (int64_t i = 0; i < rows * round.heads; ++i) {
     const int64_t row = i / round.heads, first = i % round.heads * features;
     const auto element = [&](int64_t c) { return x[row * columns + first + c]; };
+    const auto louder = [&](int64_t c) { return element(c) * static_cast<double>(gained.at(c)); };
     const double factor = eps < 0.0f ? 1.0 : r.floats()[i];
     if (eps >= 0.0f) round.require(is_factor(factor, element, features, eps, 0.0), "a head's factor differs");
     // Feature c after R (`sign` 1) or its transpose (-1), or, `size`, the magnitudes that are added for it.
@@ -303,17 +362,28 @@ void check_turn(Drawn& round) {
     };
     const auto of_y = [&](int64_t c) { return grad(row, first + c); };
     double off = 0.0;
-    for (int64_t c = 0; c < features; ++c) off = std::max(off, turned(of_y, c, -1.0, true) * 4.0 * kEpsilon);
-    const Back wanted([&](int64_t c) { return turned(of_y, c, -1.0, false); }, element, factor, features, 0.0, off);
+    double loudest = 1.0;
     for (int64_t c = 0; c < features; ++c) {
-      const double slack = turned(element, c, 1.0, true) * factor * 4.0 * kEpsilon;
-      round.require(close(y(row, first + c), turned(element, c, 1.0, false) * factor, slack, round.dtype),
+      const double rounded = turned(of_y, c, -1.0, true) * 4.0 * kEpsilon, normed = element(c) * factor;
+      off = std::max(off, rounded);
+      loudest = std::max(loudest, std::abs(static_cast<double>(gained.at(c))));
+      wanted_sums.add(c, turned(of_y, c, -1.0, false) * normed, rounded * std::abs(normed), rows * round.heads);
+    }
+    off *= 2.0 * loudest;
+    const auto of_normed = [&](int64_t c) {
+      return turned(of_y, c, -1.0, false) * static_cast<double>(gained.at(c));
+    };
+    const Back wanted(of_normed, element, factor, features, 0.0, off);
+    for (int64_t c = 0; c < features; ++c) {
+      const double slack = turned(louder, c, 1.0, true) * factor * 6.0 * kEpsilon;
+      round.require(close(y(row, first + c), turned(louder, c, 1.0, false) * factor, slack, round.dtype),
                     "a turn differs");
       const double value = eps < 0.0f ? turned(of_y, c, -1.0, false) : wanted.values[static_cast<size_t>(c)];
       const double error = eps < 0.0f ? off : wanted.slack[static_cast<size_t>(c)];
       round.require(close(back[row * columns + first + c], value, error, round.dtype), "a turn's gradient differs");
     }
   }
+  round.require(wanted_sums.are(gain_sums), "the gradient of a head norm's gain differs");
 }
 
 // The least power of two that 127 of are as large as everything in `x`, and the numbers in its units, rounded by noise.
@@ -355,6 +425,7 @@ void round(uint64_t seed) {
   for (const Isa isa : usable_isas()) {
     Drawn drawn(seed, isa);
     check_norm(drawn);
+    check_columns(drawn);
     check_activation(drawn);
     check_turn(drawn);
     check_both(drawn);

@@ -120,6 +120,25 @@ inline bool close(double got, double wanted, double slack, arb::Dtype dtype) {
 // few roundings beside.
 inline double sum_error(int64_t count) { return (static_cast<double>(count) / 16.0 + 16.0) * 0x1p-24; }
 
+// Sums of rows added up by position in float32, and how far from them a kernel may be: each term by `off`, and by its
+// roundings and those of the sum.
+struct RowSums {
+  std::vector<double> values, slack;
+
+  explicit RowSums(int64_t count) : values(static_cast<size_t>(count)), slack(values) {}
+  void add(int64_t i, double term, double off, int64_t terms) {
+    values[static_cast<size_t>(i)] += term;
+    slack[static_cast<size_t>(i)] += off + (static_cast<double>(terms) + 8.0) * 0x1p-24 * std::abs(term);
+  }
+  bool are(const Tensor& got) const {
+    for (int64_t i = 0; i < got.size(); ++i) {
+      const size_t at = static_cast<size_t>(i);
+      if (!close(got[i], values[at], slack[at], arb::Dtype::float32)) return false;
+    }
+    return true;
+  }
+};
+
 // r (g - y mean(g y)) for y = r x, and how far float32 may be from it, `error` being the share that x is off by, and
 // `off` what g is.
 struct Back {

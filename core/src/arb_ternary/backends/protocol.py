@@ -50,7 +50,8 @@ CONVOLUTION_OPS: Final = ("unfold_quantize", "convolve", "fold_patches")
 #: Kernels for the blocks of a transformer. Core calls none of them: see ``arb_ternary_text.models.fused``.
 BLOCK_OPS: Final = (
     *("normalise_quantize", "normalise_quantize_backward", "activate_quantize", "activate_quantize_backward"),
-    *("turn_heads", "turn_heads_backward", "attend", "attend_backward", "quantize_gradients", "decode_step"),
+    *("scale_columns_backward", "turn_heads", "turn_heads_backward", "attend", "attend_backward"),
+    *("quantize_gradients", "decode_step"),
 )
 #: All that a backend may have.
 KNOWN_OPS: Final = (*REQUIRED_OPS, *OPTIONAL_OPS, *WIRE_OPS, *SUM_OPS, *CONVOLUTION_OPS, *BLOCK_OPS)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arb_ternary.backends.select import candidates, use_backend
+from arb_ternary.ternary.embedding import TernaryRMSNorm
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models import fused_attention
@@ -21,6 +22,7 @@ from arb_ternary_text.models.feed_forward import FeedForward
 from arb_ternary_text.models.fused import kernels_for
 from arb_ternary_text.models.fused_linear import FusedLinear
 from arb_ternary_text.models.rms_norm import RMSNorm
+from arb_ternary_text.models.trit_vector import TritVector
 from arb_ternary_train.exact_arithmetic import exact_arithmetic
 
 if "cpu" not in [each.name for each in candidates() if each.usable]:
@@ -47,6 +49,24 @@ def ternary(module: nn.Module) -> dict[str, TernaryModule]:
     return {name: each for name, each in module.named_modules() if isinstance(each, TernaryModule)}
 
 
+#: Options with which norms have gains and rows have factors, by what these are.
+VECTORS: dict[str, dict[str, Any]] = {
+    "floats": {"float_parts": ["norms"], "inner_gains": True, "row_scales": True},
+    "trits": {"learned_norms": True, "inner_gains": True, "row_scales": True, "vector_trits": 16},
+}
+
+
+@torch.no_grad()
+def draw_vectors(module: nn.Module) -> None:
+    """Give gains and factors values around 1, none of them 1."""
+    for each in module.modules():
+        if isinstance(each, TritVector):
+            each.set_trits(torch.randint(-1, 2, (each.shape.out_features, each.shape.in_features), dtype=torch.int8))
+    for name, parameter in module.named_parameters():
+        if name.endswith(("norm.weight", "row_scale")):
+            parameter.uniform_(0.6, 1.4)
+
+
 def votes(module: nn.Module) -> dict[str, Tensor]:
     return {name: each.held_votes().clone() for name, each in ternary(module).items()}
 
@@ -69,19 +89,21 @@ def is_fused(y: Tensor, *names: str) -> bool:
 
 
 def both(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, *nodes: str) -> tuple[list[Any], list[Any]]:
-    """Result, gradient of ``x`` and votes, by kernels, whose nodes these are, and by torch's operations."""
+    """Result, gradient of ``x``, votes and gradients, by kernels, whose nodes these are, and by torch's operations."""
     results = []
     weights = torch.randn(call(x).shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     for exact in (False, True):
         for each in ternary(module).values():
             each.set_votes(torch.zeros(each.shape.out_features, each.shape.in_features, dtype=torch.int8))
             each.control.zero_()
+        module.zero_grad()
         leaf = x.clone().requires_grad_()
         with exact_arithmetic(exact):
             y = call(leaf)
             y.backward(weights)  # type: ignore[no-untyped-call]
         assert is_fused(y, *nodes) is not exact
-        results.append([y.detach(), leaf.grad, votes(module)])
+        given = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
+        results.append([y.detach(), leaf.grad, votes(module), given])
     return results[0], results[1]
 
 
@@ -97,6 +119,9 @@ def assert_alike(fused: list[Any], wanted: list[Any], dtype: torch.dtype) -> Non
     assert far(fused[1], wanted[1]) < (bound if dtype == torch.float32 else 6e-2)
     for name, found in fused[2].items():
         assert (found != wanted[2][name]).float().mean() < (0.01 if dtype == torch.float32 else 0.1), name
+    assert fused[3].keys() == wanted[3].keys()
+    for name, found in fused[3].items():
+        assert far(found, wanted[3][name]) < (2 * bound if dtype == torch.float32 else 6e-2), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,6 +162,58 @@ def test_attention_is_that_of_torch(
     positions = make_positions(of, x, start=0, total=8, window=of.sliding_window)
     fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x, *nodes)
     assert_alike(fused, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", KINDS)
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_a_feed_forward_layer_with_gains_and_factors_is_that_of_torch(
+    dtype: torch.dtype, activation: Any, vectors: str
+) -> None:
+    layer = FeedForward(config(activation=activation, sub_norms=True, group_size="row", **VECTORS[vectors]))
+    draw_vectors(layer)
+    fused, wanted = both(layer, layer, torch.randn(3, 8, 64, dtype=dtype) * 2, "_FeedForwardBackward")
+    assert_alike(fused, wanted, dtype)
+    # Linears, and two norms and three or two factors: none is left out on both sides.
+    assert len(fused[2]) + len(fused[3]) == (6 if activation == "relu2" else 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("options", "nodes"), [({}, WHOLE), ({"kv_heads": 2}, WHOLE), ({"sliding_window": 3}, PARTS)], ids=str
+)
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_attention_with_gains_and_factors_is_that_of_torch(
+    dtype: torch.dtype, options: dict[str, Any], nodes: tuple[str, ...], vectors: str
+) -> None:
+    of = config(query_key_norm=True, sub_norms=True, group_size="row", **options, **VECTORS[vectors])
+    layer = Attention(of)
+    draw_vectors(layer)
+    x = torch.randn(2, 8, 64, dtype=dtype) * 2
+    positions = make_positions(of, x, start=0, total=8, window=of.sliding_window)
+    fused, wanted = both(lambda leaf: layer(leaf, positions), layer, x, *nodes)
+    assert_alike(fused, wanted, dtype)
+    assert len(fused[2]) + len(fused[3]) == 12
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_vectors_learn_where_linears_and_inputs_do_not(vectors: str) -> None:
+    layer = FeedForward(
+        config(activation="swiglu", group_size="row", sub_norms=False, query_key_norm=True, **VECTORS[vectors])
+    )
+    draw_vectors(layer)
+    silent = {name for name, each in ternary(layer).items() if not isinstance(each, TritVector)}
+    for name in silent:
+        ternary(layer)[name].frozen = True
+    y = layer(torch.randn(4, 64))
+    assert is_fused(y, "_FeedForwardBackward")
+    y.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert {name for name, held in votes(layer).items() if name in silent and held.any()} == set()
+    learning = [each.grad for each in layer.parameters()] + [
+        each.held_votes() for each in layer.modules() if isinstance(each, TritVector)
+    ]
+    assert len(learning) == 4
+    assert all(each is not None and each.any() for each in learning)
 
 
 def test_attention_keeps_neither_scores_nor_turned_heads() -> None:
@@ -396,7 +473,8 @@ def test_other_modules_and_tensors_are_left_to_torch() -> None:
     x = torch.ones(2, 64)
     for other in (_Own(64, 64), TernaryLinear(64, 64, bias=True), nn.Linear(64, 64)):
         assert kernels_for(x, (norm,), (linear, other)) is None
-    assert kernels_for(x, (RMSNorm(64, eps=1e-6, gain=True),), (linear,)) is None
+    for other in (TernaryRMSNorm(64), nn.RMSNorm(64), nn.LayerNorm(64)):
+        assert kernels_for(x, (other,), (linear,)) is None
     for tensor in (x.double(), x.half(), x[:0], nn.Parameter(x)):
         assert kernels_for(tensor, (norm,), (linear,)) is None
     with FakeTensorMode():

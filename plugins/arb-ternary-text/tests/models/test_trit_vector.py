@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from arb_ternary.backends.select import candidates
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary.ternary.module import TernaryModule
 from arb_ternary_text.models.config import VECTOR_TRITS
@@ -104,6 +105,12 @@ def test_rows_are_multiplied_and_votes_have_their_gradients() -> None:
     expected = -(grad * products).sum(dim=0).sign().to(torch.int8)
     assert torch.equal(voted, expected[:, None].expand(5, 8))
     torch.testing.assert_close(scaled.dense_weight(), factors.unsqueeze(1) * plain.dense_weight())
+
+
+@pytest.mark.parametrize("name", [each.name for each in candidates() if each.usable])
+def test_factors_compute_with_the_backend_of_their_linear(name: str) -> None:
+    linear = TritScaledTernaryLinear(16, 4, vector_trits=8, backend=name)
+    assert linear.row_trits.chosen_backend == linear.chosen_backend == name
 
 
 def test_a_norm_multiplies_by_its_gains() -> None:

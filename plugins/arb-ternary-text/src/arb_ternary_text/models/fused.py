@@ -5,21 +5,28 @@ a dozen operations each. They add up in an order of their own, so that float res
 bits; integers made of the same floats are equal. Rows of ``M`` positions have ``K`` features, of any float dtype; what
 lies between reading a row and writing it is float32. ``x`` may also be ``[B, H, S, C]``, whose row ``(b, s)`` is its
 heads one after another. ``eps`` is None where rows are not normalised, and ``r``, their factors in float32, likewise.
+A ``gain``, float32 with a number a feature, multiplies what is normalised, and is None where there is none; backward
+adds its gradient to ``grad_gain``, in an order that depends on sizes alone.
 
-* ``normalise_quantize(x, eps) -> q, scale, r``: ``quantize_rows`` of the rows times ``r = 1 / sqrt(mean(x^2) + eps)``.
-* ``normalise_quantize_backward(grads, x, r, size) -> grad``: of ``x``, which has this size, from the sum of one to
-  three gradients ``[M, K]`` of the normalised rows; ``x`` may be None where ``r`` is.
-* ``activate_quantize(gate, up, kind, eps) -> q, scale, r``: the same of ``silu(gate) * up`` (``swiglu``),
+* ``normalise_quantize(x, eps, gain) -> q, scale, r``: ``quantize_rows`` of the rows times
+  ``r = 1 / sqrt(mean(x^2) + eps)`` and ``gain [K]``.
+* ``normalise_quantize_backward(grads, x, r, size, gain, grad_gain) -> grad``: of ``x``, which has this size, from the
+  sum of one to three gradients ``[M, K]`` of the normalised rows; ``x`` may be None where ``r`` is.
+* ``activate_quantize(gate, up, kind, eps, gain) -> q, scale, r``: the same of ``silu(gate) * up`` (``swiglu``),
   ``relu(up)^2`` (``relu2``, whose gate is None) or ``relu(gate)^2 * up`` (``reglu2``).
-* ``activate_quantize_backward(grad, gate, up, kind, r) -> grad_gate, grad_up``.
-* ``turn_heads(x, angles, heads, length, eps) -> y, r``: rows ``[B * S, H * C]`` to heads ``[B, H, S, C]``, each
-  normalised (``r`` is ``[M, H]``) and turned by ``angles``, cosines and sines ``[S, C / 2]``, or by nothing (None).
-* ``turn_heads_backward(grad, x, angles, r) -> grad``.
-* ``attend(query, key, value, angles, heads, key_heads, length, query_eps, key_eps) -> seen, logs``: causal softmax
-  attention over heads ``[B * S, heads * C]`` and ``[B * S, key_heads * C]``, normalised and turned as by ``turn_heads``
-  (values are not); ``logs``, float32 ``[B, heads, S]``, are those of the sums of what softmax divides by.
-* ``attend_backward(grad, query, key, value, seen, logs, ...) -> grad_query, grad_key, grad_value``, with the rest of
-  the arguments of ``attend``.
+* ``activate_quantize_backward(grad, gate, up, kind, r, gain, grad_gain) -> grad_gate, grad_up``.
+* ``scale_columns_backward(grad, x, factor, grad_factor) -> grad``: of ``x [M, N]``, from that of ``factor * x`` with
+  a float32 factor a column, whose gradient is added to ``grad_factor``.
+* ``turn_heads(x, angles, heads, length, eps, gain) -> y, r``: rows ``[B * S, H * C]`` to heads ``[B, H, S, C]``, each
+  normalised (``r`` is ``[M, H]``, ``gain`` ``[C]``) and turned by ``angles``, cosines and sines ``[S, C / 2]``, or by
+  nothing (None).
+* ``turn_heads_backward(grad, x, angles, r, gain, grad_gain) -> grad``.
+* ``attend(query, key, value, angles, heads, key_heads, length, query_eps, key_eps, query_gain, key_gain) -> seen,
+  logs``: causal softmax attention over heads ``[B * S, heads * C]`` and ``[B * S, key_heads * C]``, normalised and
+  turned as by ``turn_heads`` (values are not); ``logs``, float32 ``[B, heads, S]``, are those of the sums of what
+  softmax divides by.
+* ``attend_backward(grad, query, key, value, seen, logs, ..., grad_query_gain, grad_key_gain) -> grad_query, grad_key,
+  grad_value``, with the rest of the arguments of ``attend``.
 * ``quantize_gradients(grad, row_scale, seed, step, stream, folded_stream) -> q, scale, folded, folded_scale``:
   ``quantize_gradient`` of ``grad`` and of its rows times their scales; for fewer than 2**32 elements.
 """
@@ -36,9 +43,11 @@ from arb_ternary.backends.protocol import BLOCK_OPS
 from arb_ternary.backends.select import get_backend
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.rms_norm import OwnEpsRMSNorm, RMSNorm
+from arb_ternary_text.models.row_scaled_linear import RowScaled, RowScaledTernaryLinear, TritScaledTernaryLinear
+from arb_ternary_text.models.trit_vector import OwnEpsTritRMSNorm, TritRMSNorm
 from arb_ternary_train.exact_arithmetic import is_exact
 
-__all__ = ["Kernels", "eps_of", "is_watched", "kernels_for", "may_round_otherwise"]
+__all__ = ["Kernels", "eps_of", "factor_of", "gain_of", "is_watched", "kernels_for", "may_round_otherwise"]
 
 Kernels = Mapping[str, Callable[..., Any]]
 
@@ -47,6 +56,10 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 #: Those that take part in training: all but a whole step of decoding.
 _OPS: Final = tuple(op for op in BLOCK_OPS if op != "decode_step")
 _DTYPES: Final = (torch.float32, torch.bfloat16)
+_NORMS: Final = (nn.Identity, RMSNorm, OwnEpsRMSNorm, TritRMSNorm, OwnEpsTritRMSNorm)
+_LINEARS: Final = (TernaryLinear, RowScaledTernaryLinear, TritScaledTernaryLinear)
+#: What a tensor that is all here, and nothing but a tensor, is.
+_TENSORS: Final = (Tensor, nn.Parameter)
 
 
 def may_round_otherwise() -> bool:
@@ -62,9 +75,10 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
     """The kernels for a part of a block that reads ``x``, or None where torch's operations have to compute it.
 
     They do where results may be rounded otherwise, ``x`` is a plain tensor of float32 or bfloat16 on the CPU, every
-    linear is ternary without a bias and takes int8 activations, no norm has a gain, nobody has put hooks or another
-    ``forward`` on them, and the backend of all linears has the kernels. Under autocast, which is to bfloat16, the part
-    reads ``x``, and writes, in that.
+    linear is ternary, perhaps with factors of its rows, without a bias and takes int8 activations, norms are those of
+    this package, whose gains are float or means of trits, nobody has put hooks or another ``forward`` on them, and the
+    backend of all linears has the kernels. Under autocast, which is to bfloat16, the part reads ``x``, and writes, in
+    that.
     """
     if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES or not x.numel() or not may_round_otherwise():
         return None
@@ -77,27 +91,41 @@ def kernels_for(x: Tensor, norms: Sequence[nn.Module], linears: Sequence[nn.Modu
         if is_watched(linear) or backend not in (None, linear.backend) or linear.backend != linear.chosen_backend:
             return None
         backend = linear.backend
-    if backend is None or any(_has_gain(norm) or is_watched(norm) for norm in norms):
+    if backend is None or not all(_is_known(norm) and not is_watched(norm) for norm in norms):
         return None
     kernels = get_backend(backend).kernels
     return kernels if all(op in kernels for op in _OPS) else None
 
 
 def _is_plain(linear: nn.Module) -> TypeGuard[TernaryLinear]:
-    """Whether it is just a ternary linear; of one whose weight ranks share, whether all of that is here."""
+    """Whether it is a linear of ours; of one whose weight ranks share, whether all of that is here."""
     kind = getattr(type(linear), "uncut", type(linear))
-    return kind is TernaryLinear and type(linear.weight) in (Tensor, nn.Parameter)
+    if kind not in _LINEARS or type(linear.weight) not in _TENSORS:
+        return False
+    return not isinstance(linear, RowScaledTernaryLinear) or type(linear.row_scale) in _TENSORS
+
+
+def _is_known(norm: nn.Module) -> bool:
+    """Whether it is a norm of ours, or none; of one with a float gain, whether all of that is here."""
+    return type(norm) in _NORMS and (not isinstance(norm, RMSNorm) or type(norm.weight) in (*_TENSORS, type(None)))
 
 
 def eps_of(norm: nn.Module) -> float | None:
-    """What a norm without a gain adds to the mean square; None for one that does nothing."""
+    """What a norm adds to the mean square; None for one that does nothing."""
     return norm.eps if isinstance(norm, RMSNorm) else None
 
 
-def _has_gain(norm: nn.Module) -> bool:
-    if type(norm) is nn.Identity:
-        return False
-    return type(norm) not in (RMSNorm, OwnEpsRMSNorm) or norm.weight is not None
+def gain_of(norm: nn.Module) -> Tensor | None:
+    """What a norm multiplies by after it has normalised, float32 ``[K]``, in the graph; None for nothing."""
+    if isinstance(norm, TritRMSNorm):
+        gains: Tensor = norm.gains()
+        return gains
+    return norm.weight.float() if isinstance(norm, RMSNorm) and norm.weight is not None else None
+
+
+def factor_of(linear: nn.Module) -> Tensor | None:
+    """What a linear multiplies its rows by beside their powers of two, float32 ``[N]``, in the graph; None for none."""
+    return linear.learning_factors().float() if isinstance(linear, RowScaled) else None
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ Shapes: as in :mod:`~arb_ternary_text.models.attention`; ``M`` rows ``(b, s)`` o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.fused import Kernels, eps_of
-from arb_ternary_text.models.fused_linear import FusedLinear, join, weights_of
+from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
+from arb_ternary_text.models.fused_linear import FusedLinear, join, of_factor, scaled, weights_of, zeros_for
 
 __all__ = ["Modules", "attention", "serves"]
 
@@ -42,44 +43,59 @@ class _Plan(NamedTuple):
 
 
 class _Attention(torch.autograd.Function):
-    """Norm, quantisation, queries, keys and values; attention; norm, quantisation, output."""
+    """Norm, quantisation, queries, keys and values; attention; norm, quantisation, output.
+
+    Vectors: gains in front, of queries, of keys and behind the heads, then the factors of each linear.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, _anchor: Tensor | None, plan: _Plan, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_MD: Tensor, _anchor: Tensor | None, plan: _Plan, cos: Tensor, sin: Tensor, *vectors: Tensor | None
+    ) -> Tensor:
         kernels, (*inner, output) = plan.kernels, plan.linears
         eps, query_eps, key_eps, seen_eps = plan.eps
-        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps)
-        heads = [linear.multiply(q_MD, scale_M, x_MD.dtype) for linear in inner]
-        seen_ME, logs = kernels["attend"](*heads, (cos, sin), *plan.heads, plan.length, query_eps, key_eps)
-        q_ME, seen_scale_M, seen_r_M = kernels["normalise_quantize"](seen_ME, seen_eps)
+        gain, query_gain, key_gain, seen_gain, *factors = vectors
+        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
+        products = [linear.multiply(q_MD, scale_M, x_MD.dtype) for linear in inner]
+        of_heads = ((cos, sin), *plan.heads, plan.length, query_eps, key_eps, query_gain, key_gain)
+        seen_ME, logs = kernels["attend"](*map(scaled, products, factors), *of_heads)
+        q_ME, seen_scale_M, seen_r_M = kernels["normalise_quantize"](seen_ME, seen_eps, seen_gain)
+        product_MD = output.multiply(q_ME, seen_scale_M, x_MD.dtype)
         rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M)
-        of_seen = (seen_ME, logs, q_ME, seen_scale_M, seen_r_M)
-        ctx.save_for_backward(*rows, *heads, *of_seen, cos, sin, *weights_of(plan.linears))
+        of_seen = (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, None if factors[-1] is None else product_MD)
+        ctx.save_for_backward(*rows, *products, *of_seen, cos, sin, *vectors, *weights_of(plan.linears))
         ctx.plan = plan
-        return output.multiply(q_ME, seen_scale_M, x_MD.dtype)
+        return scaled(product_MD, factors[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, q_MD, scale_M, r_M, *rest = ctx.saved_tensors
-        query, key, value, seen_ME, logs, q_ME, seen_scale_M, seen_r_M, cos, sin, *_ = rest
-        plan: _Plan = ctx.plan
+        products, (seen_ME, logs, q_ME, seen_scale_M, seen_r_M, product_MD, cos, sin, *rest) = rest[:3], rest[3:]
+        (gain, query_gain, key_gain, seen_gain, *factors), plan = rest[:8], ctx.plan
         kernels, (*inner, output) = plan.kernels, plan.linears
-        needs_input = ctx.needs_input_grad[0]
-        reached = needs_input or any(linear.anchor is not None for linear in inner)
+        of_gains = [zeros_for(each) for each in (gain, query_gain, key_gain, seen_gain)]
+        needs_x, needs = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
+        needs_rows = needs_x or needs[0]
+        reached = needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        grad_MD, of_output = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_ME = output.backward(grad_MD, q_ME, seen_scale_M, needs_input=reached)
-        grad_x = None
+        grad_x, of_inner = None, (None,) * len(inner)
         if grad_ME is not None:
             if seen_r_M is not None:
-                grad_ME = kernels["normalise_quantize_backward"]([grad_ME], seen_ME, seen_r_M, seen_ME.shape)
-            operands = (grad_ME, query, key, value, seen_ME, logs, (cos, sin), *plan.heads, plan.length, *plan.eps[1:3])
+                back, gains = kernels["normalise_quantize_backward"], (seen_gain, of_gains[3])
+                grad_ME = back([grad_ME], seen_ME, seen_r_M, seen_ME.shape, *gains)
+            heads, of_heads = map(scaled, products, factors), ((cos, sin), *plan.heads, plan.length, *plan.eps[1:3])
+            gains = (query_gain, key_gain, *of_gains[1:3])
+            given = kernels["attend_backward"](grad_ME, *heads, seen_ME, logs, *of_heads, *gains)
+            grads, of_inner = zip(*map(partial(of_factor, kernels), given, products, factors), strict=True)
             found = [
-                linear.backward(grad, q_MD, scale_M, needs_input=needs_input)
-                for linear, grad in zip(inner, kernels["attend_backward"](*operands), strict=True)
+                linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)
+                for linear, grad in zip(inner, grads, strict=True)
             ]
-            if needs_input:
-                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape)
-        return grad_x, None, None, None, None
+            if needs_rows:
+                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_gains[0])
+        return grad_x, None, None, None, None, *of_gains, *of_inner, of_output
 
 
 def serves(x_BSD: Tensor) -> bool:
@@ -102,8 +118,9 @@ def attention(
     batch, length, width = x_BSD.shape
     linears, anchor = join(modules.linears, kernels)
     plan = _Plan(kernels, tuple(linears), tuple(eps_of(norm) for norm in modules.norms), heads, length)
+    vectors = (*map(gain_of, modules.norms), *map(factor_of, modules.linears))
     y_MD: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, plan, *angles
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, plan, *angles, *vectors
     )
     for linear in linears:
         linear.expect_votes(y_MD)

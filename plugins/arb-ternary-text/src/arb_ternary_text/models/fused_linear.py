@@ -17,7 +17,7 @@ from arb_ternary.counters.hashing import USE_GRAD_INPUT, USE_VOTES, hash_words
 from arb_ternary.ternary.linear import TernaryLinear
 from arb_ternary_text.models.fused import Kernels
 
-__all__ = ["FusedLinear", "join", "weights_of"]
+__all__ = ["FusedLinear", "join", "of_factor", "scaled", "weights_of", "zeros_for"]
 
 #: Gradients from this size on are quantised in two calls.
 _MANY: Final = 1 << 32
@@ -97,6 +97,26 @@ class FusedLinear(NamedTuple):
             return grad, scale, None, None
         folded = grad_MN * scale_M.to(grad_MN.dtype).unsqueeze(1)
         return grad, scale, *quantize(folded, seed, step, stream + USE_VOTES)
+
+
+def scaled(product_MN: Tensor, factor_N: Tensor | None) -> Tensor:
+    """A product with its rows' factors, if there are any, in its dtype."""
+    return product_MN if factor_N is None else product_MN * factor_N.to(product_MN.dtype)
+
+
+def of_factor(
+    kernels: Kernels, grad_MN: Tensor, product_MN: Tensor | None, factor_N: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """From the gradient of a scaled product, those of the product and of the factors."""
+    if factor_N is None or product_MN is None:
+        return grad_MN, None
+    of_factors = torch.zeros_like(factor_N)
+    return kernels["scale_columns_backward"](grad_MN, product_MN, factor_N, of_factors), of_factors
+
+
+def zeros_for(gain: Tensor | None) -> Tensor | None:
+    """What backward adds the gradient of a gain to."""
+    return None if gain is None else torch.zeros_like(gain)
 
 
 def join(modules: Sequence[nn.Module], kernels: Kernels) -> tuple[list[FusedLinear], Tensor | None]:

@@ -9,6 +9,7 @@ Shapes: as in :mod:`~arb_ternary_text.models.attention`; ``M`` rows ``(b, s)`` o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from arb_ternary.ternary.module import TernaryModule
-from arb_ternary_text.models.fused import Kernels, eps_of
-from arb_ternary_text.models.fused_linear import FusedLinear, join, weights_of
+from arb_ternary_text.models.fused import Kernels, eps_of, factor_of, gain_of
+from arb_ternary_text.models.fused_linear import FusedLinear, join, of_factor, scaled, weights_of, zeros_for
 
 __all__ = ["feed_forward", "output", "project_heads"]
 
@@ -34,65 +35,101 @@ class _Heads(NamedTuple):
 
 
 class _Projected(torch.autograd.Function):
-    """Norm, one quantisation, queries, keys and values; heads normed and turned."""
+    """Norm, one quantisation, queries, keys and values; heads normed and turned.
+
+    Vectors: the gain in front, then those of the heads of each part, then the factors of each.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x_MD: Tensor, _anchor: Tensor | None, parts: tuple[_Heads, ...], eps: float | None, length: int
+        ctx: Any,
+        x_MD: Tensor,
+        _anchor: Tensor | None,
+        parts: tuple[_Heads, ...],
+        eps: float | None,
+        length: int,
+        *vectors: Tensor | None,
     ) -> tuple[Tensor, ...]:
         kernels = parts[0].linear.kernels
-        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps)
+        gain, gains, factors = vectors[0], vectors[1 : 1 + len(parts)], vectors[1 + len(parts) :]
+        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
         found, kept = [], []
-        for part in parts:
-            y_ME = part.linear.multiply(q_MD, scale_M, x_MD.dtype)
-            y_BHSC, r_MH = kernels["turn_heads"](y_ME, part.angles, part.heads, length, part.eps)
+        for part, head_gain, factor in zip(parts, gains, factors, strict=True):
+            product_ME = part.linear.multiply(q_MD, scale_M, x_MD.dtype)
+            y_ME = scaled(product_ME, factor)
+            y_BHSC, r_MH = kernels["turn_heads"](y_ME, part.angles, part.heads, length, part.eps, head_gain)
             found.append(y_BHSC)
-            kept += [None if r_MH is None else y_ME, r_MH]
+            kept += [None if r_MH is None and factor is None else product_ME, r_MH]
         x_kept = None if r_M is None else x_MD
         angles = parts[0].angles or (None, None)
-        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, *angles, *kept, *weights_of([part.linear for part in parts]))
+        weights = weights_of([part.linear for part in parts])
+        ctx.save_for_backward(x_kept, q_MD, scale_M, r_M, *angles, *kept, *vectors, *weights)
         ctx.parts = parts
         return tuple(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_MD, q_MD, scale_M, r_M, cos, sin, *kept = ctx.saved_tensors
-        needs_input, found, kernels = ctx.needs_input_grad[0], [], ctx.parts[0].linear.kernels
-        for i, (part, grad) in enumerate(zip(ctx.parts, grads, strict=True)):
-            angles = None if part.angles is None else (cos, sin)
-            grad_ME = kernels["turn_heads_backward"](grad, kept[2 * i], angles, kept[2 * i + 1])
-            found.append(part.linear.backward(grad_ME, q_MD, scale_M, needs_input=needs_input))
+        x_MD, q_MD, scale_M, r_M, cos, sin, *rest = ctx.saved_tensors
+        parts: tuple[_Heads, ...] = ctx.parts
+        count, kernels = len(parts), parts[0].linear.kernels
+        kept, vectors = rest[: 2 * count], rest[2 * count : 4 * count + 1]
+        gain, gains, factors = vectors[0], vectors[1 : 1 + count], vectors[1 + count :]
+        of_vectors = [zeros_for(each) for each in (gain, *gains)]
+        needs_rows, found = ctx.needs_input_grad[0] or ctx.needs_input_grad[5], []
+        for i, (part, grad) in enumerate(zip(parts, grads, strict=True)):
+            angles, product_ME, r_MH = None if part.angles is None else (cos, sin), kept[2 * i], kept[2 * i + 1]
+            y_ME = None if r_MH is None else scaled(product_ME, factors[i])
+            grad_ME = kernels["turn_heads_backward"](grad, y_ME, angles, r_MH, gains[i], of_vectors[1 + i])
+            grad_ME, of_rows = of_factor(kernels, grad_ME, product_ME, factors[i])
+            of_vectors.append(of_rows)
+            found.append(part.linear.backward(grad_ME, q_MD, scale_M, needs_input=needs_rows))
         grad_x = None
-        if needs_input:
-            grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape)
-        return grad_x, None, None, None, None
+        if needs_rows:
+            grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_vectors[0])
+        return grad_x, None, None, None, None, *of_vectors
 
 
 class _Output(torch.autograd.Function):
-    """Heads side by side, norm, quantisation, product."""
+    """Heads side by side, norm, quantisation, product. Vectors: the norm's gain, factors of rows."""
 
     @staticmethod
-    def forward(ctx: Any, seen_BHSC: Tensor, _anchor: Tensor | None, linear: FusedLinear, eps: float | None) -> Tensor:
-        q_ME, scale_M, r_M = linear.kernels["normalise_quantize"](seen_BHSC, eps)
-        ctx.save_for_backward(None if r_M is None else seen_BHSC, q_ME, scale_M, r_M, *linear.saved)
+    def forward(
+        ctx: Any,
+        seen_BHSC: Tensor,
+        _anchor: Tensor | None,
+        linear: FusedLinear,
+        eps: float | None,
+        gain: Tensor | None,
+        factor: Tensor | None,
+    ) -> Tensor:
+        q_ME, scale_M, r_M = linear.kernels["normalise_quantize"](seen_BHSC, eps, gain)
+        product_MD = linear.multiply(q_ME, scale_M, seen_BHSC.dtype)
+        rows = (None if r_M is None else seen_BHSC, q_ME, scale_M, r_M, None if factor is None else product_MD)
+        ctx.save_for_backward(*rows, gain, factor, *linear.saved)
         ctx.linear, ctx.size = linear, seen_BHSC.shape
-        return linear.multiply(q_ME, scale_M, seen_BHSC.dtype)
+        return scaled(product_MD, factor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
-        seen, q_ME, scale_M, r_M, *_ = ctx.saved_tensors
+        seen, q_ME, scale_M, r_M, product_MD, gain, factor, *_ = ctx.saved_tensors
         linear: FusedLinear = ctx.linear
-        grad_ME = linear.backward(grad_MD, q_ME, scale_M, needs_input=ctx.needs_input_grad[0])
-        grad_seen = None
+        needs_rows = ctx.needs_input_grad[0] or ctx.needs_input_grad[4]
+        grad_MD, of_rows = of_factor(linear.kernels, grad_MD, product_MD, factor)
+        grad_ME = linear.backward(grad_MD, q_ME, scale_M, needs_input=needs_rows)
+        grad_seen, of_gain = None, zeros_for(gain)
         if grad_ME is not None:
-            grad_seen = linear.kernels["normalise_quantize_backward"]([grad_ME], seen, r_M, ctx.size)
-        return grad_seen, None, None, None
+            back = linear.kernels["normalise_quantize_backward"]
+            grad_seen = back([grad_ME], seen, r_M, ctx.size, gain, of_gain)
+        return grad_seen, None, None, None, of_gain, of_rows
 
 
 class _FeedForward(torch.autograd.Function):
-    """Norm, one quantisation, gate and up, activation, norm, quantisation, down."""
+    """Norm, one quantisation, gate and up, activation, norm, quantisation, down.
+
+    Vectors: the gains of both norms, then the factors of each linear.
+    """
 
     @staticmethod
     def forward(
@@ -103,37 +140,54 @@ class _FeedForward(torch.autograd.Function):
         kind: str,
         eps: float | None,
         hidden_eps: float | None,
+        *vectors: Tensor | None,
     ) -> Tensor:
         *inner, down = linears
+        gain, hidden_gain, *factors = vectors
         kernels = down.kernels
-        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps)
+        q_MD, scale_M, r_M = kernels["normalise_quantize"](x_MD, eps, gain)
         products = [linear.multiply(q_MD, scale_M, x_MD.dtype) for linear in inner]
-        gate, up = (None, *products) if len(products) == 1 else products
-        q_MF, hidden_scale_M, hidden_r_M = kernels["activate_quantize"](gate, up, kind, hidden_eps)
-        rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M)
-        ctx.save_for_backward(*rows, gate, up, q_MF, hidden_scale_M, hidden_r_M, *weights_of(linears))
+        gate, up = _gate_and_up(products, factors)
+        q_MF, hidden_scale_M, hidden_r_M = kernels["activate_quantize"](gate, up, kind, hidden_eps, hidden_gain)
+        product_MD = down.multiply(q_MF, hidden_scale_M, x_MD.dtype)
+        rows = (None if r_M is None else x_MD, q_MD, scale_M, r_M, q_MF, hidden_scale_M, hidden_r_M)
+        kept = None if factors[-1] is None else product_MD
+        ctx.save_for_backward(*rows, *products, kept, *vectors, *weights_of(linears))
         ctx.linears, ctx.kind = linears, kind
-        return down.multiply(q_MF, hidden_scale_M, x_MD.dtype)
+        return scaled(product_MD, factors[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
-        x_MD, q_MD, scale_M, r_M, gate, up, q_MF, hidden_scale_M, hidden_r_M, *_ = ctx.saved_tensors
+        x_MD, q_MD, scale_M, r_M, q_MF, hidden_scale_M, hidden_r_M, *rest = ctx.saved_tensors
         *inner, down = ctx.linears
-        kernels, needs_input = down.kernels, ctx.needs_input_grad[0]
-        reached = needs_input or any(linear.anchor is not None for linear in inner)
+        count = len(inner)
+        products, product_MD = rest[:count], rest[count]
+        gain, hidden_gain, *factors = rest[count + 1 : 2 * count + 4]
+        kernels, (needs_x, *needs) = down.kernels, (ctx.needs_input_grad[i] for i in (0, *range(6, 9 + count)))
+        needs_rows = needs_x or needs[0]
+        reached = needs_rows or any(needs[1:-1]) or any(linear.anchor is not None for linear in inner)
+        grad_MD, of_down = of_factor(kernels, grad_MD, product_MD, factors[-1])
         grad_MF = down.backward(grad_MD, q_MF, hidden_scale_M, needs_input=reached)
-        grad_x = None
+        grad_x, of_gains, of_inner = None, [zeros_for(gain), zeros_for(hidden_gain)], (None,) * count
         if grad_MF is not None:
-            parts = kernels["activate_quantize_backward"](grad_MF, gate, up, ctx.kind, hidden_r_M)
-            grads = [grad for grad in parts if grad is not None]
+            back, gains = kernels["activate_quantize_backward"], (hidden_gain, of_gains[1])
+            parts = back(grad_MF, *_gate_and_up(products, factors), ctx.kind, hidden_r_M, *gains)
+            given = [each for each in parts if each is not None]
+            grads, of_inner = zip(*map(partial(of_factor, kernels), given, products, factors), strict=True)
             found = [
-                linear.backward(grad, q_MD, scale_M, needs_input=needs_input)
+                linear.backward(grad, q_MD, scale_M, needs_input=needs_rows)
                 for linear, grad in zip(inner, grads, strict=True)
             ]
-            if needs_input:
-                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape)
-        return grad_x, None, None, None, None, None
+            if needs_rows:
+                grad_x = kernels["normalise_quantize_backward"](found, x_MD, r_M, q_MD.shape, gain, of_gains[0])
+        return grad_x, None, None, None, None, None, *of_gains, *of_inner, of_down
+
+
+def _gate_and_up(products: Sequence[Tensor], factors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor]:
+    """What the activation is of; there is no gate where there is one product."""
+    first, *others = map(scaled, products, factors)
+    return (first, *others) if others else (None, first)  # type: ignore[return-value]
 
 
 def project_heads(
@@ -159,8 +213,10 @@ def project_heads(
         _Heads(linear, heads, eps_of(head_norm), None if i == last else angles)
         for i, (linear, (_, heads, head_norm)) in enumerate(zip(linears, projections, strict=True))
     )
+    gains = [gain_of(each) for each in (norm, *(head_norm for _, _, head_norm in projections))]
+    vectors = (*gains, *(factor_of(module) for module, _, _ in projections))
     found: tuple[Tensor, ...] = _Projected.apply(  # type: ignore[no-untyped-call]
-        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, parts, eps_of(norm), length
+        TernaryModule.in_autocast(x_BSD).reshape(batch * length, width), anchor, parts, eps_of(norm), length, *vectors
     )
     for linear, y in zip(linears, found, strict=True):
         linear.expect_votes(y)
@@ -171,7 +227,8 @@ def output(kernels: Kernels, seen_BHSC: Tensor, norm: nn.Module, linear: nn.Modu
     """The product of what the heads have seen, ``[B, S, D]``."""
     (fused,), anchor = join([linear], kernels)
     seen_BHSC = TernaryModule.in_autocast(seen_BHSC)
-    y_MD: Tensor = _Output.apply(seen_BHSC, anchor, fused, eps_of(norm))  # type: ignore[no-untyped-call]
+    vectors = gain_of(norm), factor_of(linear)
+    y_MD: Tensor = _Output.apply(seen_BHSC, anchor, fused, eps_of(norm), *vectors)  # type: ignore[no-untyped-call]
     fused.expect_votes(y_MD)
     batch, _, length, _ = seen_BHSC.shape
     return y_MD.view(batch, length, -1)
@@ -188,8 +245,9 @@ def feed_forward(
     """``down(norm(act(up(norm(x)))))`` of ``x [..., D]``; ``linears`` are gate (not for ``relu2``), up and down."""
     fused, anchor = join(linears, kernels)
     x_MD = TernaryModule.in_autocast(x).reshape(-1, x.shape[-1])
+    vectors = (gain_of(norm), gain_of(hidden_norm), *map(factor_of, linears))
     y_MD: Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
-        x_MD, anchor, fused, kind, eps_of(norm), eps_of(hidden_norm)
+        x_MD, anchor, fused, kind, eps_of(norm), eps_of(hidden_norm), *vectors
     )
     for each in fused:
         each.expect_votes(y_MD)

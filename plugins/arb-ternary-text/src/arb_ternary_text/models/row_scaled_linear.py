@@ -71,7 +71,7 @@ class TritScaledTernaryLinear(RowScaled):
 
     def __init__(self, in_features: int, out_features: int, *, vector_trits: int, **options: Any) -> None:
         super().__init__(in_features, out_features, **options)
-        self.row_trits = TritVector(out_features, vector_trits, gradients=self.gradients)
+        self.row_trits = TritVector(out_features, vector_trits, gradients=self.gradients, backend=self.chosen_backend)
 
     def learning_factors(self) -> Tensor:
         """The factors in float32."""

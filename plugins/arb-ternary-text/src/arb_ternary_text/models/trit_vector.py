@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from arb_ternary.ternary.module import TernaryModule
+from arb_ternary.ternary.module import TernaryModule, VoteOptions
 from arb_ternary_text.models.config import VECTOR_TRITS
 from arb_ternary_text.models.rms_norm import OwnEps, RMSNorm
 
@@ -32,16 +32,17 @@ class TritVector(TernaryModule):
     Args:
         features: ``N``.
         trits: ``D`` of each number, one of :data:`VECTOR_TRITS`; all are 0 at birth.
-        gradients: ``float`` or ``int8``, as of every ternary module.
+        gradients, backend: as of every ternary module.
     """
 
     #: A number that all trits move at once would move eight times as fast as AdamW moves a gain at its usual rates.
     rate_factor = 1 / 8
 
-    def __init__(self, features: int, trits: int, *, gradients: str = "float") -> None:
+    def __init__(self, features: int, trits: int, *, gradients: str = "float", backend: str | None = None) -> None:
         if trits not in VECTOR_TRITS:
             raise ValueError(f"trits must be one of {VECTOR_TRITS}, got {trits}")
-        super().__init__(features, trits, group_size="row", fan_in=1, scale_rule="frozen", gradients=gradients)
+        options = VoteOptions(scale_rule="frozen", gradients=gradients, backend=backend)
+        super().__init__(features, trits, group_size="row", fan_in=1, **options)
         unit = 1 - trits.bit_length()
         zeros = torch.zeros(features, trits, dtype=torch.int8)
         votes = torch.linspace(-_FURTHEST, _FURTHEST, trits).round().to(torch.int8).expand_as(zeros).contiguous()
