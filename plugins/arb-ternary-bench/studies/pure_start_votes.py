@@ -44,11 +44,19 @@ class PartedVotesConfig(ScaledVotesConfig):
 class ArithmeticMagnitudes(Magnitudes):
     """Running magnitudes whose mean over time is that of the magnitudes: a rare large one counts as what it is."""
 
-    def update(self, sums: Tensor, weight: float, casts: int = 1) -> None:
+    @classmethod
+    def update_all(
+        cls, tracked: Sequence[Magnitudes], sums: Sequence[Tensor], weight: float, casts: Sequence[int]
+    ) -> None:
         """See :class:`Magnitudes`; rows and columns that have no gradient count as 0, after their first one."""
+        for each, total, count in zip(tracked, sums, casts, strict=True):
+            assert isinstance(each, cls)
+            each._take_in(total, weight, count)
+
+    def _take_in(self, sums: Tensor, weight: float, casts: int) -> None:
         old = self._logarithms.clone()
         first = self.steps == 0
-        super().update(sums, weight, casts)
+        Magnitudes.update_all([self], [sums], weight, [casts])
         if first:
             return
         share = max(weight, 1.0 / self.steps)

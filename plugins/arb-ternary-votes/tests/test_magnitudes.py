@@ -97,3 +97,43 @@ def test_a_state_dict_restores_and_refuses_another_shape():
     assert other.steps == 1
     with pytest.raises(ValueError, match="3 x 2 weight do not fit one of 2 x 3"):
         Magnitudes(2, 3).load_state_dict(tracked.state_dict())
+
+
+shapes = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=6)
+
+
+@given(shapes, st.integers(0, 2**32 - 1))
+def test_several_weights_at_once_are_each_by_itself(sizes, seed):
+    rng = np.random.default_rng(seed)
+    together, alone = ([Magnitudes(*size) for size in sizes] for _ in range(2))
+    for _ in range(3):
+        sums = [torch.tensor(np.exp2(rng.uniform(-40, 40, sum(size))), dtype=torch.float32) for size in sizes]
+        for each in sums:
+            each[torch.from_numpy(rng.random(len(each)) < 0.2)] = 0
+        casts = [int(count) for count in rng.integers(1, 5, len(sizes))]
+        Magnitudes.update_all(together, sums, 0.02, casts)
+        for each, total, count in zip(alone, sums, casts, strict=True):
+            each.update(total, 0.02, count)
+    quanta = [float(each) for each in rng.uniform(0.1, 10, len(sizes))]
+    for one, other, size, factors, shifts in zip(
+        together, alone, quanta, Magnitudes.all_factors(together, quanta), Magnitudes.all_shifts(together, quanta),
+        strict=True,
+    ):  # fmt: skip
+        saved, wanted = one.state_dict(), other.state_dict()
+        assert all(torch.equal(torch.as_tensor(saved[key]), torch.as_tensor(wanted[key])) for key in wanted)
+        # Bits: where a weight stands among others changes none.
+        assert torch.equal(factors, other.factors(size))
+        assert torch.equal(shifts, other.shifts(size))
+
+
+def test_factors_are_powers_of_two_of_the_logarithms_and_normal_numbers_at_both_ends():
+    tracked = Magnitudes(1, 5)
+    tracked.load_state_dict(
+        {"row": torch.tensor([7], dtype=torch.int16), "steps": 1, "casts": 1, "deferred": 0,
+         "column": torch.tensor([0, 1, -300, 32767, -32768], dtype=torch.int16)}
+    )  # fmt: skip
+    row, *columns = tracked.factors(3.0).tolist()
+    assert row == pytest.approx(3 * math.sqrt(2 / math.pi), rel=2**-23)
+    assert columns[:3] == pytest.approx([1, 2 ** (-1 / 256), 2 ** (300 / 256)], rel=2**-24)
+    assert columns[3] == pytest.approx(2**-126 * 2 ** (1 / 256), rel=2**-23)
+    assert columns[4] == 2.0**127

@@ -22,6 +22,8 @@ as many, not 64 times.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import torch
@@ -76,6 +78,16 @@ class Magnitudes:
         return self._logarithms[self._rows :]
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self._rows, self._columns
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is."""
+        return self._logarithms.device
+
+    @property
     def spread(self) -> int:
         """Micro-batches that the votes of the step under way are spread over."""
         return max(self.casts, self.deferred + 1)
@@ -88,36 +100,58 @@ class Magnitudes:
             weight: of this step; the first steps weigh ``1 / step`` instead, where that is more.
             casts: micro-batches of the step, at least 1.
         """
-        sums = sums.nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
-        self.steps += 1
-        self.casts, self.deferred = casts, 0
-        share = round(65536 * max(weight, 1.0 / self.steps))
-        old = self._logarithms.to(torch.int32)
-        change = mitchell_log2(sums)
-        for part, count in ((change[: self._rows], self._columns), (change[self._rows :], self._rows)):
-            part.sub_(round(FRACTION * math.log2(max(count, 1) * casts)))
-        change.sub_(old).mul_(share).add_(1 << 15).bitwise_right_shift_(16)
-        new = change.add_(old).clamp_(-(2**15), 2**15 - 1)
-        self._logarithms.copy_(torch.where(sums >= torch.finfo(torch.float32).tiny, new, old))
+        self.update_all([self], [sums], weight, [casts])
 
-    def _relative(self) -> Tensor:
-        """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32 ``[N + K]``."""
-        mean = self.row.sum().div_(max(self._rows, 1), rounding_mode="floor")
-        relative = self._logarithms.to(torch.int32)
-        relative[: self._rows].sub_(mean)
-        return relative
+    @classmethod
+    def update_all(
+        cls, tracked: Sequence[Magnitudes], sums: Sequence[Tensor], weight: float, casts: Sequence[int]
+    ) -> None:
+        """:meth:`update` of several weights on one device at once: for small ones the number of calls is the time."""
+        shares, units = [], []
+        for each, count in zip(tracked, casts, strict=True):
+            each.steps += 1
+            each.casts, each.deferred = count, 0
+            shares += [round(65536 * max(weight, 1.0 / each.steps))] * 2
+            units += [_log2(max(others, 1) * count) for others in (each._columns, each._rows)]
+        all_sums = torch.cat(list(sums)).nan_to_num(0.0, torch.finfo(torch.float32).max, 0.0)
+        old = torch.cat([each._logarithms for each in tracked]).to(torch.int32)
+        change = mitchell_log2(all_sums).sub_(_spread(tracked, units)).sub_(old).mul_(_spread(tracked, shares))
+        new = change.add_(1 << 15).bitwise_right_shift_(16).add_(old).clamp_(-(2**15), 2**15 - 1)
+        kept = torch.where(all_sums >= torch.finfo(torch.float32).tiny, new, old)
+        for each, part in zip(tracked, _parts(kept, tracked), strict=True):
+            each._logarithms.copy_(part)
+
+    @staticmethod
+    def _relative(tracked: Sequence[Magnitudes]) -> Tensor:
+        """The logarithms, those of rows less their mean: ``log2(r_n / m)``, ``log2(c_k)``; int32, one after another."""
+        means = [each.row.sum() for each in tracked]
+        rows = torch.tensor([max(each._rows, 1) for each in tracked], device=means[0].device)
+        mean = torch.stack(means).div_(rows, rounding_mode="floor").to(torch.int32)
+        both = torch.stack([mean, torch.zeros_like(mean)], dim=1).flatten()
+        return torch.cat([each._logarithms for each in tracked]).to(torch.int32).sub_(_spread(tracked, both))
 
     def factors(self, quanta: float) -> Tensor:
         """Float32 ``[N + K]``: ``g * row * column`` is ``quanta`` times the gradient in standard deviations."""
-        factors = self._relative().to(torch.float32).div_(-FRACTION).exp2_()
-        factors[: self._rows].mul_(quanta * _GAUSSIAN)
-        return factors
+        return self.all_factors([self], [quanta])[0]
+
+    @classmethod
+    def all_factors(cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]) -> tuple[Tensor, ...]:
+        """:meth:`factors` of several weights on one device."""
+        factors = _power(cls._relative(tracked).neg_())
+        sizes = torch.tensor([size for each in quanta for size in (each * _GAUSSIAN, 1.0)], dtype=torch.float32)
+        return _parts(factors.mul_(_spread(tracked, sizes)), tracked)
 
     def shifts(self, quanta: float) -> Tensor:
         """Int32 ``[N + K]``: the same as right shifts, rows and columns each rounded to the nearest power of two."""
-        shifts = self._relative()
-        shifts[: self._rows].sub_(round(FRACTION * math.log2(quanta * _GAUSSIAN)))
-        return shifts.add_(FRACTION // 2).bitwise_right_shift_(8).clamp_(-_MAX_SHIFT, _MAX_SHIFT)
+        return self.all_shifts([self], [quanta])[0]
+
+    @classmethod
+    def all_shifts(cls, tracked: Sequence[Magnitudes], quanta: Sequence[float]) -> tuple[Tensor, ...]:
+        """:meth:`shifts` of several weights on one device."""
+        units = [unit for each in quanta for unit in (_log2(each * _GAUSSIAN), 0)]
+        shifts = cls._relative(tracked).sub_(_spread(tracked, units))
+        shifts = shifts.add_(FRACTION // 2).bitwise_right_shift_(8).clamp_(-_MAX_SHIFT, _MAX_SHIFT)
+        return _parts(shifts, tracked)
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """The logarithms, the number of steps, and of micro-batches."""
@@ -142,3 +176,36 @@ class Magnitudes:
         self.column.copy_(column)
         self.steps = int(state["steps"])
         self.casts, self.deferred = int(state["casts"]), int(state["deferred"])
+
+
+def _log2(x: float) -> int:
+    """``log2(x)`` in units."""
+    return round(FRACTION * math.log2(x))
+
+
+@cache
+def _fractions(device: torch.device) -> Tensor:
+    """``2**(i / 256)``, float32."""
+    return torch.tensor([2.0 ** (i / FRACTION) for i in range(FRACTION)], device=device)
+
+
+def _power(x: Tensor) -> Tensor:
+    """Two to the power of ``x`` units, int32: float32, normal numbers at both ends.
+
+    From a table and an exponent: ``exp2`` has other last bits in the middle of a tensor than at its end.
+    """
+    whole = (x >> 8).clamp_(-126, 127).add_(127).bitwise_left_shift_(23).view(torch.float32)
+    return _fractions(x.device).index_select(0, x & (FRACTION - 1)).mul_(whole)
+
+
+def _spread(tracked: Sequence[Magnitudes], values: Sequence[int] | Tensor) -> Tensor:
+    """A value for the rows of each weight and one for its columns, as often as there are of these; int32 of numbers."""
+    device = tracked[0].device
+    given = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.int32, device=device)
+    counts = torch.tensor([count for each in tracked for count in each.counts], device=device)
+    return given.repeat_interleave(counts, output_size=sum(sum(each.counts) for each in tracked))
+
+
+def _parts(values: Tensor, tracked: Sequence[Magnitudes]) -> tuple[Tensor, ...]:
+    """What belongs to each weight; views."""
+    return torch.split(values, [sum(each.counts) for each in tracked])

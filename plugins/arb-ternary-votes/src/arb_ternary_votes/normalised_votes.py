@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from arb_ternary.backends.vote_state import VoteLimits
@@ -85,55 +86,77 @@ class NormalisedVotes(TernaryOptimizer):
         moves: list[Tensor] = []
         index = next(i for i, other in enumerate(self._modules) if other is modules)
         group["vote_rate"] = group["lr"]
-        reached = to_host(module.magnitudes.any() for module in modules if module.magnitudes is not None)
-        for i, (module, magnitudes) in enumerate(zip(modules, self._magnitudes[index], strict=True)):
-            assert module.magnitudes is not None
-            voted = False
-            if not module.frozen and reached[i]:
-                voted = magnitudes.steps > 0
-                casts = max(1, module.casts)
-                magnitudes.update(module.magnitudes, 1.0 - group["magnitude_decay"], casts)
-            self._set_scale(module, magnitudes, group)
+        tracked = self._magnitudes[index]
+        voted = self._take_in(modules, tracked, 1.0 - group["magnitude_decay"])
+        self._set_scales(modules, tracked, group)
+        for i, module in enumerate(modules):
             if module.frozen or group["lr"] <= 0:
                 continue
             moves.append(module.apply_exponent_votes(group["e_accum_threshold"], group["band"]))
-            flips.append(self._flip(group, module, (index, i), voted))
+            flips.append(self._flip(group, module, (index, i), voted[i]))
             if isinstance(module, TernaryLinear):
                 rate = group["lr"] / group["base_lr"]
                 module.apply_bias_votes(effective_threshold(group["accum_threshold"], rate, 0.0, None, None))
         return flips, moves
+
+    @staticmethod
+    def _take_in(modules: Sequence[TernaryModule], tracked: Sequence[Magnitudes], weight: float) -> list[bool]:
+        """Update the magnitudes of those that a gradient has reached; whether each can have cast votes of it."""
+        sums = [module.magnitudes for module in modules if module.magnitudes is not None]
+        reached = to_host(each.any() for each in sums)
+        updated = [i for i, module in enumerate(modules) if reached[i] and not module.frozen]
+        voted = [i in updated and magnitudes.steps > 0 for i, magnitudes in enumerate(tracked)]
+        for kind, places in _alike(tracked, updated):
+            casts = [max(1, modules[i].casts) for i in places]
+            kind.update_all([tracked[i] for i in places], [sums[i] for i in places], weight, casts)
+        return voted
 
     def defer_step(self) -> None:
         """See :class:`TernaryOptimizer`: votes get smaller when there are more micro-batches than in the last step."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
             for module, magnitudes in zip(modules, tracked, strict=True):
                 magnitudes.deferred = module.casts
-                if magnitudes.spread > magnitudes.casts:
-                    self._set_scale(module, magnitudes, group)
+            later = [i for i, magnitudes in enumerate(tracked) if magnitudes.spread > magnitudes.casts]
+            self._set_scales([modules[i] for i in later], [tracked[i] for i in later], group)
 
-    def _set_scale(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> None:
-        """Set what the next backward of ``module`` divides its gradient by; no votes before the first magnitudes."""
-        assert module.vote_scale is not None
-        integer = casts_integers(module)
-        if magnitudes.steps == 0 or group["vote_rate"] <= 0:
-            module.vote_scale.fill_(31 if integer else 0)
-            module.limits = module.limits._replace(vote_limit=1)
-            return
+    def _set_scales(
+        self, modules: Sequence[TernaryModule], tracked: Sequence[Magnitudes], group: Mapping[str, Any]
+    ) -> None:
+        """Set what the next backward of modules divides their gradients by; no votes before the first magnitudes."""
+        casting: list[int] = []
+        for i, (module, magnitudes) in enumerate(zip(modules, tracked, strict=True)):
+            assert module.vote_scale is not None
+            if magnitudes.steps == 0 or group["vote_rate"] <= 0:
+                module.vote_scale.fill_(31 if casts_integers(module) else 0)
+                module.limits = module.limits._replace(vote_limit=1)
+            else:
+                casting.append(i)
+        quanta = {i: self._limit(modules[i], tracked[i], group) for i in casting}
+        for integer in (False, True):
+            for kind, places in _alike(tracked, [i for i in casting if casts_integers(modules[i]) is integer]):
+                scales = kind.all_shifts if integer else kind.all_factors
+                found = scales([tracked[i] for i in places], [quanta[i] for i in places])
+                for i, scale in zip(places, found, strict=True):
+                    held = modules[i].vote_scale
+                    assert held is not None
+                    held.copy_(scale)
+
+    def _limit(self, module: TernaryModule, magnitudes: Magnitudes, group: Mapping[str, Any]) -> float:
+        """Set the limits of a module's votes; the quanta that a standard deviation of its gradient is worth."""
         quanta, largest, noise_shift = self._scaling(group, module, self._quanta(group, module) / magnitudes.spread)
-        module.vote_scale.copy_(magnitudes.shifts(quanta) if integer else magnitudes.factors(quanta))
         limit = max(1, min(round(256 * largest), 256 * module.shape.largest_vote))
         # A score of one standard deviation, ``quanta * sqrt(G)``, is to move the exponent's accumulator by
         # ``exponent_rate`` of its threshold.
         score = self._exponent_quanta(group, module) * math.sqrt(module.shape.group_size)
         shift = round(math.log2(score / (group["exponent_rate"] * group["e_accum_threshold"])))
         module.limits = VoteLimits(limit, min(31, max(0, shift)), noise_shift)
+        return quanta
 
     def _refresh_scales(self) -> None:
         """Set every module's scales from the state and the rates of the last step; a schedule may be ahead of them."""
         for group, modules, tracked in zip(self.param_groups, self._modules, self._magnitudes, strict=True):
             group.setdefault("vote_rate", group["lr"])
-            for module, magnitudes in zip(modules, tracked, strict=True):
-                self._set_scale(module, magnitudes, group)
+            self._set_scales(modules, tracked, group)
 
     def state_dict(self) -> dict[str, Any]:
         """Settings, counters and the running magnitudes of every module."""
@@ -147,6 +170,14 @@ class NormalisedVotes(TernaryOptimizer):
             for magnitudes, state in zip(tracked, saved, strict=True):
                 magnitudes.load_state_dict(state)
         self._refresh_scales()
+
+
+def _alike(tracked: Sequence[Magnitudes], places: Iterable[int]) -> Iterable[tuple[type[Magnitudes], list[int]]]:
+    """Places of magnitudes of one kind and on one device, with that kind."""
+    groups: dict[tuple[type[Magnitudes], torch.device], list[int]] = {}
+    for i in places:
+        groups.setdefault((type(tracked[i]), tracked[i].device), []).append(i)
+    return [(kind, members) for (kind, _), members in groups.items()]
 
 
 def casts_integers(module: TernaryModule) -> bool:
