@@ -27,6 +27,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "orthogonal": ("scaled votes, orthogonalised", "#882255", "o"),
     "gains": ("the same, gains and factors float", "#332288", "o"),
+    "vectors": ("scaled votes, 8 bits, gains and factors float", "#CC3311", "o"),
     "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
     "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
     "pure": ("scaled votes, no float part", "#CC79A7", "o"),
@@ -36,7 +37,7 @@ STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
 }
-VOTES: Final = ("gains", "orthogonal", "votes8", "votes4", "trits", "pure")
+VOTES: Final = ("gains", "orthogonal", "vectors", "votes8", "votes4", "trits", "pure")
 #: The share of its budget at which float32 is to be reached.
 SHARE: Final = 0.8
 
