@@ -1,4 +1,4 @@
-"""What a way of training is worth at equal memory: eleven ways, decoders of 0.3 to 16 million linear weights, one text.
+"""What a way of training is worth at equal memory: twelve ways, decoders of 0.3 to 16 million linear weights, one text.
 
     python plugins/arb-ternary-bench/studies/ladder.py --work DIR --out RESULT.json
 
@@ -8,8 +8,8 @@ the length, at widths 96 and 640: the rates of votes and of the float parts besi
 votes the one rate, weight decay and the decay of the second moment. Votes of 8 bits, float32 and QAT have as many
 trials, the others fewer; AdamW with 8-bit moments takes the settings of float32, and those of votes of 8 bits are taken
 by votes of orthogonalised gradients, which are float, also where float vectors are beside them: gains of all norms and
-factors of rows; and by plain ones beside those vectors (``vectors``). Between the two widths a rate is a power of the
-width, and other options are those of the nearer one.
+factors of rows; and by plain ones beside those vectors (``vectors``). Those of QAT are taken with gains of all norms.
+Between the two widths a rate is a power of the width, and other options are those of the nearer one.
 Final runs are measured on a part that nothing else reads. Speeds are those of short runs at the end, for which the
 machine should have nothing else to do. A run whose result is in ``--out`` is not repeated; every finished run is
 written at once. ``--only`` names final runs and makes no others, and no speeds; ``--float32`` has them multiply in
@@ -67,7 +67,8 @@ COMPILED: Final = ("qat", "float32", "bfloat16")
 POINTS: Final = 8
 FEW_POINTS: Final = 2
 FLOAT: Final = {"float_parts": ["embedding", "head", "norms", "linears"], "activations": "float"}
-QAT: Final = {"name": "bitnet", "float_parts": ["embedding", "head", "linears"]}
+QAT: Final[Mapping[str, Any]] = {"name": "bitnet", "float_parts": ["embedding", "head", "linears"]}
+QAT_GAINS: Final = {**QAT, "float_parts": [*QAT["float_parts"], "norms"], "inner_gains": True}
 VOTES: Final = {"group_size": "row", "scale_rule": "frozen", "gradients": "int8"}
 FLOAT_ENDS: Final = {**VOTES, "float_parts": ["embedding", "head"]}
 ORTHOGONAL: Final = {**FLOAT_ENDS, "gradients": "float"}
@@ -134,6 +135,7 @@ TRIALS: Final[Mapping[int, Mapping[str, tuple[Setting, ...]]]] = {
 WAYS: Final[Mapping[str, str]] = {
     "votes8": "votes8", "votes4": "votes4", "pure": "pure", "qat": "qat", "float32": "float32", "bfloat16": "bfloat16",
     "adamw8": "float32", "orthogonal": "votes8", "gains": "votes8", "vectors": "votes8", "trits": "pure",
+    "qat_gains": "qat",
 }  # fmt: skip
 #: Final runs, in this order, so that what is cut short lacks least: width, seed and ways.
 ALL: Final = ("votes8", "float32", "qat", "bfloat16", "adamw8", "pure", "votes4")
@@ -141,6 +143,7 @@ FINALS: Final[tuple[tuple[int, int, tuple[str, ...]], ...]] = (
     (640, 0, ALL[:4]), (320, 0, ALL), (192, 0, ALL), (96, 0, ALL), (96, 1, ALL), (192, 1, ALL[:3]), (320, 1, ALL[:3]),
     (640, 0, ("pure",)), *((width, seed, ("orthogonal",)) for seed in (0, 1) for width in (96, 192, 320)),
     (640, 0, ("orthogonal", "vectors")), *((width, seed, ("gains",)) for seed in (0, 1) for width in (96, 192, 320)),
+    *((width, 0, ("qat_gains",)) for width in (96, 192)),
     *((width, 0, ("trits",)) for width in (96, 192, 320, 640)), *((width, 1, ("trits",)) for width in (96, 192, 320)),
 )  # fmt: skip
 
@@ -160,8 +163,8 @@ def config(way: str, width: int, steps: int, setting: Setting, *, seed: int) -> 
     if way in ("float32", "bfloat16", "adamw8"):
         decoder |= FLOAT
         result["optimizer"] = {"name": "adamw8" if way == "adamw8" else "adamw", "lr": lr, **setting.options}
-    elif way == "qat":
-        decoder |= QAT
+    elif way in ("qat", "qat_gains"):
+        decoder |= QAT_GAINS if way == "qat_gains" else QAT
         result["optimizer"] = {"name": "bitnet_adamw", "lr": lr, "weight_decay": 0.01, **setting.options}
     elif way in ("pure", "trits"):
         decoder |= TRITS if way == "trits" else PURE

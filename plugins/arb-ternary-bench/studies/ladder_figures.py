@@ -33,6 +33,7 @@ STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
     "pure": ("scaled votes, no float part", "#CC79A7", "o"),
     "trits": ("the same, orthogonalised, vectors of trits", "#AA4499", "o"),
     "qat": ("QAT (BitNet b1.58), AdamW", "#009E73", "s"),
+    "qat_gains": ("QAT, gains of all norms", "#44AA99", "s"),
     "float32": ("float32, AdamW", "#0072B2", "D"),
     "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
