@@ -142,7 +142,8 @@ ALL: Final = ("votes8", "float32", "qat", "bfloat16", "adamw8", "pure", "votes4"
 FINALS: Final[tuple[tuple[int, int, tuple[str, ...]], ...]] = (
     (640, 0, ALL[:4]), (320, 0, ALL), (192, 0, ALL), (96, 0, ALL), (96, 1, ALL), (192, 1, ALL[:3]), (320, 1, ALL[:3]),
     (640, 0, ("pure",)), *((width, seed, ("orthogonal",)) for seed in (0, 1) for width in (96, 192, 320)),
-    (640, 0, ("orthogonal", "vectors")), *((width, seed, ("gains",)) for seed in (0, 1) for width in (96, 192, 320)),
+    *((width, 0, ("vectors",)) for width in (192, 320, 640)),
+    (640, 0, ("orthogonal",)), *((width, seed, ("gains",)) for seed in (0, 1) for width in (96, 192, 320)),
     *((width, 0, ("qat_gains",)) for width in (96, 192)),
     *((width, 0, ("trits",)) for width in (96, 192, 320, 640)), *((width, 1, ("trits",)) for width in (96, 192, 320)),
 )  # fmt: skip

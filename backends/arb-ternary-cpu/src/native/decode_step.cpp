@@ -78,10 +78,11 @@ class Worker {
     const int spread = set_up(t_.products, p.weight, shape, {}, strip, 1, desk_.exponents, floors, source);
     if (!fits_in_32_bits(spread, shape.terms)) t_.fits.store(false, std::memory_order_relaxed);
     for (int64_t i = 0; i < kBlockSide; ++i) column_scale[i] = power_of_two(floors[i]);
-    if (p.factor != nullptr && !p.by_rows) factor *= *p.factor;
-    if (p.factor != nullptr && p.by_rows) {
+    if (p.by_rows) {
       const int64_t first = strip * kBlockSide, count = least(kBlockSide, shape.outputs - first);
       for (int64_t i = 0; i < count; ++i) column_scale[i] *= p.factor[first + i];
+    } else if (p.factor != nullptr) {
+      factor *= *p.factor;
     }
     const Panels panels(t_.batch, t_.products.few_rows);
     const int64_t steps = shape.blocks * kStepsPerBlock;
