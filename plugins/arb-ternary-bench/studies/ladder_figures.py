@@ -25,17 +25,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 #: Name in words, colour (Okabe and Ito, 2008) and marker of a way, in the order of the legend.
 STYLES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "orthogonal": ("scaled votes, orthogonalised", "#882255", "o"),
-    "gains": ("the same, gains and factors float", "#332288", "o"),
-    "vectors": ("scaled votes, 8 bits, gains and factors float", "#CC3311", "o"),
-    "votes8": ("scaled votes, 8 bits", "#D55E00", "o"),
-    "votes4": ("scaled votes, 4 bits", "#E69F00", "o"),
-    "pure": ("scaled votes, no float part", "#CC79A7", "o"),
+    "orthogonal": ("votes, orthogonalised", "#882255", "o"),
+    "gains": ("votes, orthogonalised, float vectors", "#332288", "o"),
+    "vectors": ("votes, float vectors", "#999933", "o"),
+    "votes8": ("votes, 8 bits", "#D55E00", "o"),
+    "votes4": ("votes, 4 bits", "#E69F00", "o"),
+    "pure": ("votes, no float part", "#CC79A7", "o"),
     "trits": ("the same, orthogonalised, vectors of trits", "#AA4499", "o"),
     "qat": ("QAT (BitNet b1.58), AdamW", "#009E73", "s"),
     "qat_gains": ("QAT, gains of all norms", "#44AA99", "s"),
     "float32": ("float32, AdamW", "#0072B2", "D"),
-    "adamw8": ("float32, AdamW, 8-bit moments", "#56B4E9", "^"),
+    "adamw8": ("AdamW, 8-bit moments", "#56B4E9", "^"),
     "bfloat16": ("bfloat16, AdamW", "#000000", "v"),
 }
 VOTES: Final = ("gains", "orthogonal", "vectors", "votes8", "votes4", "trits", "pure")
@@ -66,6 +66,8 @@ def points(result: Mapping[str, Any]) -> list[Point]:
                 "peak": statistics.median(run["peak_bytes"] for run in runs),
                 "speed": speed,
                 "processor": statistics.fmean(run["processor_seconds"] for run in runs),
+                # Multiplied in float32, it holds more than the others do.
+                "float32": any(run.get("float32") for run in runs),
             }
         )
     return found
@@ -87,24 +89,26 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def draw_memory(result: Mapping[str, Any], path: Path) -> None:
-    """Loss over bytes of state and gradients, and over what a process holds at its peak."""
+    """Loss over bytes of state and gradients, and over what a process holds at its peak: of runs in bfloat16 alone."""
     found = points(result)
     figure, panels = plt.subplots(1, 2, figsize=(11.5, 5.2), sharey=True, layout="constrained")
     for way, (label, colour, marker) in STYLES.items():
         mine = [each for each in found if each["way"] == way]
         front = way in VOTES
-        for axes, at in zip(panels, _across(mine), strict=True):
+        for axes, what in zip(panels, ("kept", "peak"), strict=True):
+            shown = [each for each in mine if what == "kept" or not each["float32"]]
+            at = [each[what] / 1e6 for each in shown]
             axes.plot(
-                at, [each["loss"] for each in mine], color=colour, marker=marker, markersize=7, label=label,
+                at, [each["loss"] for each in shown], color=colour, marker=marker, markersize=7, label=label,
                 linewidth=2.2 if front else 1.3, linestyle="-" if front else (0, (5, 2)), zorder=3 if front else 2,
                 markeredgecolor="white", markeredgewidth=0.8,
             )  # fmt: skip
-            for place, each in zip(at, mine, strict=True):
+            for place, each in zip(at, shown, strict=True):
                 if len(each["losses"]) > 1:
                     ends = [min(each["losses"]), max(each["losses"])]
                     axes.plot([place, place], ends, color=colour, linewidth=1.0, alpha=0.6, zorder=1)
-    shown = ("training state and stored gradients", "peak resident memory of the process")
-    for axes, what in zip(panels, shown, strict=True):
+    labels_below = ("training state and stored gradients", "peak resident memory of the process")
+    for axes, what in zip(panels, labels_below, strict=True):
         axes.set_xscale("log")
         axes.set_xlabel(f"{what}, MB")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8) if axes is panels[1] else (1, 2, 5)))
@@ -112,15 +116,11 @@ def draw_memory(result: Mapping[str, Any], path: Path) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     panels[0].set_ylabel("validation loss, nats a byte")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     sizes = ", ".join(f"{weights / 1e6:.1f}" for weights in sorted({each["weights"] for each in found}))
     tokens = result["text"]["tokens_of_a_run"]
     figure.suptitle(f"Equal tokens ({tokens:,}), {sizes} million linear weights from left to right", fontsize=11)
     finish(figure, panels, path)
-
-
-def _across(mine: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [each["kept"] / 1e6 for each in mine], [each["peak"] / 1e6 for each in mine]
 
 
 def curves(result: Mapping[str, Any], width: int) -> dict[str, list[tuple[float, float, float]]]:
