@@ -137,7 +137,8 @@ def test_a_sound_is_continued(codes, tmp_path):
 )
 def test_what_is_wrong_with_a_command_is_said(codes, tmp_path, monkeypatch, capsys, options, words):
     monkeypatch.chdir(tmp_path)
-    assert main(["generate", str(codes), *options]) != 0
+    # A seed of which there is a sound: a model so small ends some of them before they begin.
+    assert main(["generate", str(codes), "--seed", "1", *options]) != 0
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
