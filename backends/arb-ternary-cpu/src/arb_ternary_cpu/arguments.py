@@ -21,6 +21,7 @@ __all__ = [
     "check_exponent",
     "check_gain",
     "check_gains",
+    "check_grad_gain",
     "check_packed",
     "check_readable",
     "check_shape",
@@ -80,16 +81,24 @@ def check_gains(
     """The gain, and its address and that of what its gradient is added to.
 
     Raises:
-        TypeError, ValueError: as :func:`check_gain` and :func:`check_contiguous`; ValueError too for one without the
-            other.
+        TypeError, ValueError: as :func:`check_gain` and :func:`check_grad_gain`.
     """
     gain = check_gain(gain, normed, features, name)
+    return gain, (0 if gain is None else gain.data_ptr(), check_grad_gain(gain, grad, name))
+
+
+def check_grad_gain(gain: Tensor | None, grad: Tensor | None, name: str = "gain") -> int:
+    """The address of what the gradient of a checked gain is added to; 0 where there is no gain.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_contiguous`; ValueError too for one without the other.
+    """
     if (gain is None) != (grad is None):
         raise ValueError(f"{name} and grad_{name} are given together")
     if gain is None or grad is None:
-        return None, (0, 0)
-    check_contiguous(grad, f"grad_{name}", torch.float32, (features,))
-    return gain, (gain.data_ptr(), grad.data_ptr())
+        return 0
+    check_contiguous(grad, f"grad_{name}", torch.float32, tuple(gain.shape))
+    return grad.data_ptr()
 
 
 def check_readable(tensor: Tensor, name: str, dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:

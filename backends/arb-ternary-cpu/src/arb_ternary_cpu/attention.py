@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, get_num_threads
 
 from arb_ternary_cpu import _native
-from arb_ternary_cpu.arguments import check_gain, check_gains, check_readable, float_dtype, native_eps
+from arb_ternary_cpu.arguments import check_gain, check_grad_gain, check_readable, float_dtype, native_eps
 
 __all__ = ["kernels"]
 
@@ -119,9 +119,8 @@ def _attend_backward(
     normed, gains = (query_eps, key_eps), (query_gain, key_gain)
     of = _attended(query_ME, key_MF, value_MF, angles, heads, key_heads, length, normed, gains)
     query, key, value, *_ = of.held
-    features = of.sizes[4]
-    _, (_, to_query) = check_gains(query_gain, grad_query_gain, query_eps is not None, features, "query_gain")
-    _, (_, to_key) = check_gains(key_gain, grad_key_gain, key_eps is not None, features, "key_gain")
+    to_query = check_grad_gain(query_gain, grad_query_gain, "query_gain")
+    to_key = check_grad_gain(key_gain, grad_key_gain, "key_gain")
     grad = check_readable(grad_ME, "grad", query.dtype, tuple(query.shape))
     seen = check_readable(seen_ME, "seen", query.dtype, tuple(query.shape))
     logs = check_readable(logs_BHS, "logs", torch.float32, (of.sizes[0], heads, length))

@@ -110,13 +110,18 @@ void gain(const float* by, int64_t count, float* x) {
   sweep(count, [&](auto at) { at.store(x, mulf(at.load(x), at.load(by))); });
 }
 
-void gain_back(const float* x, float r, int64_t count, Gain by, float* grad) {
+template <Dtype D>
+void gain_back_of(Of<D> of, const void* x, float r, int64_t count, Gain by, float* grad) {
   const F factor = splatf(r);
   sweep(count, [&](auto at) {
     const F d = at.load(grad);
-    at.store(by.sums, fma(mulf(at.load(x), factor), d, at.load(by.sums)));
+    at.store(by.sums, fma(mulf(at.load(of, x), factor), d, at.load(by.sums)));
     at.store(grad, mulf(d, at.load(by.values)));
   });
+}
+
+void gain_back(const float* x, float r, int64_t count, Gain by, float* grad) {
+  gain_back_of(Of<Dtype::float32>{}, x, r, count, by, grad);
 }
 
 template <Activation Kind>
@@ -225,14 +230,7 @@ void turn_back(const void* grad_y, const void* x, Dtype dtype, int64_t planes, c
       at.store(work + planes, fma(b, c, negative(mulf(a, s))));
     });
     const int64_t features = 2 * planes;
-    if (gain.values != nullptr) {
-      const F factor = splatf(r);
-      sweep(features, [&](auto at) {
-        const F d = at.load(work);
-        at.store(gain.sums, fma(mulf(at.load(of, x), factor), d, at.load(gain.sums)));
-        at.store(work, mulf(d, at.load(gain.values)));
-      });
-    }
+    if (gain.values != nullptr) gain_back_of(of, x, r, features, gain, work);
     if (!normed) return sweep(features, [&](auto at) { at.store(of, grad_x, at.load(work)); });
     const F factor = splatf(r);
     F along = splatf(0.0f);

@@ -104,9 +104,9 @@ class NormalisedVotes(TernaryOptimizer):
         """Update the magnitudes of those that a gradient has reached; whether each can have cast votes of it."""
         sums = [module.magnitudes for module in modules if module.magnitudes is not None]
         reached = to_host(each.any() for each in sums)
-        updated = [i for i, module in enumerate(modules) if reached[i] and not module.frozen]
-        voted = [i in updated and magnitudes.steps > 0 for i, magnitudes in enumerate(tracked)]
-        for kind, places in _alike(tracked, updated):
+        learning = [has and not module.frozen for has, module in zip(reached, modules, strict=True)]
+        voted = [learns and magnitudes.steps > 0 for learns, magnitudes in zip(learning, tracked, strict=True)]
+        for kind, places in _alike(tracked, (i for i, learns in enumerate(learning) if learns)):
             casts = [max(1, modules[i].casts) for i in places]
             kind.update_all([tracked[i] for i in places], [sums[i] for i in places], weight, casts)
         return voted
